@@ -110,7 +110,7 @@ class Case(NamedTuple):
 
 def run_of(case: Case, *more: str) -> "RunSpec":
     """Return the run of a row: tiny, without dropout."""
-    from archwright.scale.layout import dropouts
+    from archwright.scale.checks import dropouts
     from archwright.spec.read import load_run
     from archwright.spec.scale_down import tiny_run
 
@@ -159,9 +159,10 @@ def trained(
 
 def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[Any]], out: Path) -> None:
     """As one of the processes that torchrun started: train all rows on all grids; the first one writes what it saw."""
+    from archwright.scale.checks import check_layout
     from archwright.scale.group import Group
     from archwright.scale.launch import launched
-    from archwright.scale.layout import Layout, check_layout
+    from archwright.scale.layout import Layout
     from archwright.spec.errors import UserError
 
     launch = launched()

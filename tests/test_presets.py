@@ -10,7 +10,7 @@ import pytest
 
 from archwright import presets
 from archwright.catalogue.parameter_counts import parameter_counts
-from archwright.planning.counts import counts_of
+from archwright.planning.cost import counts_of
 from archwright.spec import absent
 from archwright.spec.installed import preset_files
 from archwright.spec.read import load, load_run, preset_names

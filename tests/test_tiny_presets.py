@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from archwright.data.inputs import Batch, Inputs
 from archwright.data.objectives import Examples, Vocabulary
-from archwright.inspection.laws.law import NotTried
 from archwright.model import build
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.latent import LatentAttention
@@ -21,6 +20,7 @@ from archwright.spec.objectives import Objective
 from archwright.spec.overrides import flatten
 from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.rules import enforce
+from archwright.testing.law import NotTried
 from tests.laws.laws import LAWS, Case
 from tests.laws.test_two_stacks import LAWS as TWO_STACK_LAWS
 from tests.laws.test_two_stacks import Texts

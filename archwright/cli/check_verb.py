@@ -112,7 +112,7 @@ def _refuse_others(file: str) -> None:
 
 def _check_choices(file: str) -> dict[str, Any]:
     """Check the choices of a Python file against their laws."""
-    from archwright.inspection.laws import check_file
+    from archwright.testing import check_file
 
     try:
         checks = check_file(Path(file))

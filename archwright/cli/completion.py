@@ -17,8 +17,8 @@ from argcomplete.lexers import split_line
 from archwright import presets
 from archwright.cli.list_verb import WHAT
 from archwright.cli.listings import index, listing
-from archwright.cli.main import VERBS
 from archwright.cli.new_verb import KINDS
+from archwright.cli.parser import ParserReady
 from archwright.spec.installed import preset_files
 from archwright.spec.other_names import CHOICES
 
@@ -38,25 +38,24 @@ UNLISTED = {"name", "source", "sources", "base", "parts"}
 """Keys of TOML files, excluded from completion."""
 
 
-def complete() -> None:
+def complete(verbs: Iterable[str]) -> None:
     """Write the completions of the shell's line and exit."""
     program = int(os.environ["_ARGCOMPLETE"])
     line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
     words = split_line(line, point)[3][program:]
-    if words and words[0] in VERBS:
-        os.environ["_ARGCOMPLETE"] = str(program + 1)
-        import_module(f"archwright.cli.{words[0]}_verb").run([])  # its parser calls complete_words
     parser = ArgumentParser("archwright")
-    parser.add_argument("--version", action="store_true")
-    parser.add_argument("verb", choices=VERBS)
-    argcomplete.autocomplete(parser, always_complete_options=False)
-
-
-def complete_words(parser: ArgumentParser, verb: str) -> None:
-    """Write the completions of a verb's last word and exit."""
-    for action in parser._actions:
-        if completer := COMPLETERS.get(action.dest):
-            action.completer = _or_files(completer, verb)  # type: ignore[attr-defined]
+    if words and (verb := words[0]) in verbs:
+        os.environ["_ARGCOMPLETE"] = str(program + 1)
+        try:
+            import_module(f"archwright.cli.{verb}_verb").run([])
+        except ParserReady as ready:
+            parser = ready.args[0]
+        for action in parser._actions:
+            if completer := COMPLETERS.get(action.dest):
+                action.completer = _or_files(completer, verb)  # type: ignore[attr-defined]
+    else:
+        parser.add_argument("--version", action="store_true")
+        parser.add_argument("verb", choices=verbs)
     argcomplete.autocomplete(parser, always_complete_options=False)
 
 

@@ -4,10 +4,15 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from archwright import format as fmt
 from archwright.cli.parser import Parser, as_options, check_parts
 from archwright.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from archwright.spec.run_spec import RunSpec
+    from archwright.training.evaluation import Answers, Evaluation
 
 ABOUT = """\
 Evaluate a trained model on text. Every document starts with the token for the beginning of a text
@@ -82,13 +87,19 @@ def run(words: Sequence[str]) -> int:
     if options.json:
         more = {} if answers is None else {"answers": asdict(answers)}
         print(json.dumps(result.record() | more))
-        return 0
+    else:
+        objective = OF_PAIRS if options.pairs else opened.spec.objective
+        print("\n".join(fmt.columns(_rows(opened.spec, objective.loss_unit, result, answers))))
+    return 0
+
+
+def _rows(
+    run: "RunSpec", unit: str, result: "Evaluation", answers: "Answers | None"
+) -> list[tuple[str, str]]:
+    """Return the names and values of an evaluation."""
     if result.accuracy is not None:
         right = f"{fmt.accuracy(result.accuracy)}   of {result.num_answers:,} answers"
-        rows = [("accuracy", right), ("nats per answer", f"{result.nats_per_token:.4f}")]
-        print("\n".join(fmt.columns(rows)))
-        return 0
-    unit = (OF_PAIRS if options.pairs else opened.spec.objective).loss_unit
+        return [("accuracy", right), ("nats per answer", f"{result.nats_per_token:.4f}")]
     rows = [(unit, f"{result.nats_per_token:.4f}")]
     rows.append(("perplexity", f"{result.perplexity:.2f}   (e^{unit})"))
     if result.bits_per_byte is not None:
@@ -96,7 +107,7 @@ def run(words: Sequence[str]) -> int:
     if result.token_accuracy is not None:
         rows.append(("tokens right", fmt.accuracy(result.token_accuracy)))
     if result.second_loss is not None and result.second_accuracy is not None:
-        second, case = opened.spec.second_task, opened.spec.second_cases
+        second, case = run.second_task, run.second_cases
         right = {"row": "rows right", "token": "judged right"}.get(case, "right further ahead")
         rows.append((second, f"{result.second_loss:.4f}   nats per {case}"))
         rows.append((right, fmt.accuracy(result.second_accuracy)))
@@ -105,8 +116,7 @@ def run(words: Sequence[str]) -> int:
         bleu = "sacrebleu is not installed" if answers.bleu is None else f"{answers.bleu:.2f}"
         rows.append(("exact answers", f"{answers.exact:.2%} of {answers.num_answers:,}"))
         rows.append(("BLEU", bleu))
-    print("\n".join(fmt.columns(rows)))
-    return 0
+    return rows
 
 
 def _check(options: argparse.Namespace) -> None:

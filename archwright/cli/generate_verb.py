@@ -33,6 +33,41 @@ MOST_BYTES = 1 << 28
 
 def run(words: Sequence[str]) -> int:
     """Stream generated text to standard output."""
+    options, parts = _parser().parse_with_parts(words)
+    if options.source is not None and options.source_file is not None:
+        raise UserError("--source-file: given together with --source; expected one of them")
+    sources = None if options.source_file is None else _lines(options.source_file)
+    if options.prompt == "-":
+        options.prompt = _standard_input("--prompt")
+    from archwright.generation.writing import generate_many, stream
+    from archwright.runs import RunFolder
+    from archwright.runs.load import open_run
+
+    check_parts(RunFolder.open(options.run), parts)
+    opened = open_run(options.run)
+    settings = {name: getattr(options, name) for name in SETTINGS}
+    try:
+        if sources is not None:
+            for answer in generate_many(opened, sources, options.prompt, **settings):
+                print(" ".join(answer.splitlines()))
+            return 0
+        texts = stream(
+            opened.model, opened.tokenizer, options.prompt, source=options.source, **settings
+        )
+    except UserError as error:
+        named = as_options(error, (*SETTINGS, "source"))
+        if sources is not None:
+            lines = (re.sub("^--source:", "--source-file:", line) for line in named.lines)
+            named = UserError(*lines)
+        raise named from None
+    print(options.prompt, end="", flush=True)
+    for text in texts:
+        print(text, end="", flush=True)
+    print()
+    return 0
+
+
+def _parser() -> Parser:
     parser = Parser("generate", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument(
@@ -75,38 +110,7 @@ def run(words: Sequence[str]) -> int:
         default=None,
         help="of beam search: stop when num-beams texts have ended",
     )
-    options, parts = parser.parse_with_parts(words)
-    if options.source is not None and options.source_file is not None:
-        raise UserError("--source-file: given together with --source; expected one of them")
-    sources = None if options.source_file is None else _lines(options.source_file)
-    if options.prompt == "-":
-        options.prompt = _standard_input("--prompt")
-    from archwright.generation.writing import generate_many, stream
-    from archwright.runs import RunFolder
-    from archwright.runs.load import open_run
-
-    check_parts(RunFolder.open(options.run), parts)
-    opened = open_run(options.run)
-    settings = {name: getattr(options, name) for name in SETTINGS}
-    try:
-        if sources is not None:
-            for answer in generate_many(opened, sources, options.prompt, **settings):
-                print(" ".join(answer.splitlines()))
-            return 0
-        texts = stream(
-            opened.model, opened.tokenizer, options.prompt, source=options.source, **settings
-        )
-    except UserError as error:
-        named = as_options(error, (*SETTINGS, "source"))
-        if sources is not None:
-            lines = (re.sub("^--source:", "--source-file:", line) for line in named.lines)
-            named = UserError(*lines)
-        raise named from None
-    print(options.prompt, end="", flush=True)
-    for text in texts:
-        print(text, end="", flush=True)
-    print()
-    return 0
+    return parser
 
 
 def _standard_input(option: str) -> str:

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         from archwright.cli.completion import complete
 
-        complete()
+        complete(VERBS)
     code = _main(arguments)
     with contextlib.suppress(UserError):  # already printed
         if arguments is None and launched():

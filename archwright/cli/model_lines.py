@@ -137,6 +137,6 @@ def _counts(spec: ModelSpec) -> Counts:
     """Return parameter counts. Models with choices from outside the package are built to count them."""
     if (counts := parameter_counts(spec)) is not None:
         return counts
-    from archwright.planning.counts import counts_of
+    from archwright.planning.cost import counts_of
 
     return counts_of(spec)

@@ -19,7 +19,7 @@ commands are printed.
   norm         normalization of hidden states
   position     position encoding
   attention    differential attention, with one function to edit
-  mixer        a recurrence, as another way to mix tokens
+  mixer        a recurrence, as another way to mix tokens (also: recurrence)
   feedforward  computation on each token separately
   optimizer    update rule from gradients to steps
   objective    inputs and targets from a text
@@ -49,7 +49,7 @@ KEYS = {
 KINDS = (*KEYS, "model")
 OTHERS = {
     **dict.fromkeys(("softmax", "mha", "gqa"), "attention"),
-    **dict.fromkeys(("recurrence", "ssm"), "mixer"),
+    **dict.fromkeys(("ssm", "rnn"), "mixer"),
     "rope": "position",
     **dict.fromkeys(("ffn", "mlp", "activation"), "feedforward"),
     "loss": "objective",
@@ -64,6 +64,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("file", metavar="FILE", help="a name ending in .py, or .toml for a model")
     options = parser.parse(words)
+    options.kind = "mixer" if options.kind == "recurrence" else options.kind
     if options.kind not in KINDS:
         alike = OTHERS.get(options.kind.lower())
         hint = f' Did you mean "{alike}"?' if alike else nearest(options.kind, KINDS)

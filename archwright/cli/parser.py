@@ -20,6 +20,10 @@ OPTION = re.compile(r"-(?!\d|\.\d)\S+$")
 """Pattern of options; values such as "- item", -1T and -.5 do not match."""
 
 
+class ParserReady(Exception):  # noqa: N818 (no error)
+    """A verb has declared its options on the parser, its argument, and a shell requests completions."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises a UserError for every mistake."""
 
@@ -90,9 +94,7 @@ class Parser(argparse.ArgumentParser):
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words of a verb. Options may have any position."""
         if "_ARGCOMPLETE" in os.environ:
-            from archwright.cli.completion import complete_words
-
-            complete_words(self, self.prog.rpartition(" ")[2])
+            raise ParserReady(self)
         return self.parse_args(words)
 
     def parse_known_args(  # type: ignore[override]

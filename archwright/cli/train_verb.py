@@ -82,7 +82,8 @@ def run(words: Sequence[str]) -> int:
     if options.dry_run:
         prepare_process(shares=launched() is not None)
         from archwright.cli.dry_run import dry_run
-        from archwright.scale.layout import check_layout, planned_layout
+        from archwright.scale.checks import check_layout
+        from archwright.scale.layout import planned_layout
 
         check_layout(spec, layout := planned_layout(spec.scale, launched()))
         dry_run(spec, layout)
@@ -119,7 +120,8 @@ def _train(
     spec: "RunSpec", options: argparse.Namespace, parts: Mapping[str, str], since: float
 ) -> int:
     from archwright.runs import RUNS, RunFolder
-    from archwright.scale.layout import check_layout, layout_of
+    from archwright.scale.checks import check_layout
+    from archwright.scale.layout import layout_of
 
     check_layout(spec, layout := layout_of(spec.scale, launched()))
     path = Path(options.out or RUNS / (spec.name or "run"))
@@ -158,7 +160,7 @@ def _follow(parser: Parser, words: Sequence[str]) -> int:
     if options.dry_run:
         return 0
     prepare_process(shares=True)
-    from archwright.training.ranks import follow
+    from archwright.training.train import follow
 
     try:
         follow()

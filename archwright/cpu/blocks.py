@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -70,26 +71,26 @@ class Blocks(NamedTuple):
     """Number of rows with different blocks."""
 
 
-def blocks_of(view: AttentionMask) -> Blocks:
+def blocks_of(mask: AttentionMask) -> Blocks:
     """Return the blocks of a mask, computed once for all layers."""
-    return view.once(f"blocks of {BLOCK}", _cut)
+    return mask.once(f"blocks of {BLOCK}", _cut)
 
 
-def has_blocks(view: AttentionMask) -> bool:
+def has_blocks(mask: AttentionMask) -> bool:
     """True if the blocks of a mask are computed."""
-    return f"blocks of {BLOCK}" in view.made
+    return f"blocks of {BLOCK}" in mask.made
 
 
-def _cut(view: AttentionMask) -> Blocks:
-    length, device = view.layout.length, view.layout.device
+def _cut(mask: AttentionMask) -> Blocks:
+    length, device = mask.layout.length, mask.layout.device
     table: list[Block] = []
     stretches: list[Tensor] = []
     used = pairs = 0
     for first in range(0, length, BLOCK):
         stop = min(first + BLOCK, length)
-        for rows, ranges in _joined(view.ranges_of_rows(first, stop)):
+        for rows, ranges in _joined(mask.ranges_of_rows(first, stop)):
             # [rows, heads, queries, keys]
-            hidden = ~torch.cat([view.block(first, stop, *keys, rows) for keys in ranges], -1)
+            hidden = ~torch.cat([mask.block(first, stop, *keys, rows) for keys in ranges], -1)
             low, high = _masked_columns(hidden)
             stretch = hidden[..., low:high]
             if low < high and not (stretches and torch.equal(stretch, stretches[-1])):
@@ -97,7 +98,7 @@ def _cut(view: AttentionMask) -> Blocks:
                 used += stretch.numel()
             # A stretch equal to the last one shares its memory.
             at = used - stretch.numel()
-            row_range = (0, 0) if view.num_rows == 1 else (rows.start, rows.stop)
+            row_range = (0, 0) if mask.num_rows == 1 else (rows.start, rows.stop)
             further = tuple(end for keys in ranges[1:] for end in keys)
             where = (*row_range, first, stop, *ranges[0], low, high, at, *hidden.shape[:2])
             table.append(Block._make([*where, further]))
@@ -107,9 +108,9 @@ def _cut(view: AttentionMask) -> Blocks:
     mask_bias = torch.zeros(hides.shape, dtype=torch.bfloat16, device=device)
     mask_bias.masked_fill_(hides, -torch.inf)
     workspace = torch.empty((), device=device).expand(pairs)
-    blocks = Blocks(_as_tensor(table), mask_bias, workspace, view.num_rows)
+    blocks = Blocks(_as_tensor(table), mask_bias, workspace, mask.num_rows)
     dynamo = sys.modules.get("torch._dynamo")  # its import takes seconds
-    if dynamo is not None and not view.is_plain:
+    if dynamo is not None and not mask.is_plain:
         # The next batch has another number of blocks.
         for tensor in (blocks.table, blocks.mask_bias, blocks.workspace):
             dynamo.maybe_mark_dynamic(tensor, 0)
@@ -172,3 +173,82 @@ def _masked_columns(hidden: Tensor) -> tuple[int, int]:
         return 0, 0
     first, last = masked[[0, -1], 0].tolist()
     return first // ALIGNED * ALIGNED, min(-(-(last + 1) // ALIGNED) * ALIGNED, hidden.shape[-1])
+
+
+class Tile(NamedTuple):
+    """A block with the slices of its tensors."""
+
+    block: Block
+    rows: slice
+    queries: slice
+    keys: tuple[slice, ...]
+    """Ranges of keys; columns run through them in order."""
+    kept: slice
+    """Slice of the saved weights."""
+    shape: tuple[int, int, int, int]
+    """[rows, heads, queries, keys], including the columns of a sink."""
+
+    @property
+    def size(self) -> int:
+        rows, heads, queries, keys = self.shape
+        return rows * heads * queries * keys
+
+
+def tiles_of(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[Tile]:
+    """Yield the blocks in order. A sink takes `ALIGNED` further keys, so that rows remain aligned."""
+    batch, _, heads, _ = query.shape
+    used, more = 0, 0 if sinks is None else ALIGNED
+    for line in table.tolist():
+        block = block_of(line)
+        rows = slice(block.row_first, block.row_stop or batch)
+        queries, keys = slice(block.first, block.stop), block.keys
+        shape = (rows.stop - rows.start, heads, block.stop - block.first, block.num_keys + more)
+        size = shape[0] * shape[1] * shape[2] * shape[3]
+        yield Tile(block, rows, queries, keys, slice(used, used + size), shape)
+        used += size
+
+
+def matrix_of(flat: Tensor, tile: Tile, kv: int) -> Tensor:
+    """View a block's memory as [rows * kv, group * queries, keys]."""
+    rows, heads, queries, keys = tile.shape
+    # [rows * kv, group * queries, keys]
+    return flat.view(rows * kv, heads // kv * queries, keys)
+
+
+def queries_of(x: Tensor, tile: Tile, kv: int) -> Tensor:
+    """Return a block's queries by group, [rows * kv, group * queries, d]."""
+    rows, heads, queries, _ = tile.shape
+    # [rows * kv, group * queries, d]
+    return x[tile.rows, :, tile.queries].reshape(rows * kv, heads // kv * queries, -1)
+
+
+def keys_of(x: Tensor, tile: Tile, sinks: Tensor | None) -> Tensor:
+    """Return a block's keys [rows * kv, keys, d], contiguous for fast matmuls, with zeros for a sink."""
+    parts = [x[tile.rows, :, keys] for keys in tile.keys]
+    # [rows, kv, keys, d]
+    seen = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    if sinks is not None:
+        seen = F.pad(seen, (0, 0, 0, ALIGNED))
+    # [rows * kv, keys, d]
+    return seen.flatten(0, 1).contiguous()
+
+
+def strips_of(bias_band: Tensor, block: Block, least: int) -> list[Tensor]:
+    """Return views of the bias for each range of a block's keys, each [heads, queries, keys]."""
+    queries, origin = block.stop - block.first, block.first + least
+    return [bias_band[:, :queries, keys.start - origin : keys.stop - origin] for keys in block.keys]
+
+
+def grouped(x: Tensor, kv: int) -> Tensor:
+    """View [b, t, h, d] as [b, kv, group, t, d]."""
+    # [b, t, kv, group, d]
+    grouped: Tensor = x.unflatten(2, (kv, x.shape[2] // kv))
+    # [b, kv, group, t, d]
+    return grouped.permute(0, 2, 3, 1, 4)
+
+
+def shaped(rows: Tensor, like: Tensor, kv: int) -> Tensor:
+    """View [b * kv, group * t, d] as [b, kv, group, t, d] for the heads of `like`."""
+    batch, _, heads, dim = like.shape
+    # [b, kv, group, t, d]
+    return rows.view(batch, kv, heads // kv, -1, dim)

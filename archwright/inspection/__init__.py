@@ -1,1 +1,1 @@
-"""Statistics of a model while it trains, profiles of its steps, and laws that every choice keeps."""
+"""Statistics of a model while it trains, and profiles of its steps."""

@@ -93,7 +93,7 @@ def scores_of(model: Any, tokens: Tensor, **layout: Tensor) -> Tensor:
 
     for mixer in model.modules():
         if isinstance(mixer, AttentionMixer):
-            mixer.kernel = kernel
+            mixer.kernel = mixer.kernel._replace(run=kernel)
     with torch.no_grad():
         model(tokens, **layout)
     return seen[0]

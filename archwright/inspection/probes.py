@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from archwright.inspection.attention_scores import largest_logit, mean_entropy
+from archwright.parts.kernels import Kernel
 
 Values = dict[str, dict[str, float]]
 """Measurements by probe, then by the path of a layer, module or matrix."""
@@ -334,13 +335,13 @@ def mean_log_z(logits: Tensor) -> Tensor:
 def _wrap_kernels(watch: Watch, measure: Callable[..., Tensor]) -> None:
     """Measure the arguments of the kernel of each attention module."""
     for path, module in watch.model.named_modules():
-        if callable(kernel := vars(module).get("kernel")):
+        if isinstance(kernel := vars(module).get("kernel"), Kernel):
 
-            def seen(*args: Any, kernel: Any = kernel, path: str = path, **more: Any) -> Any:
+            def seen(*args: Any, run: Any = kernel.run, path: str = path, **more: Any) -> Any:
                 watch.note(path, lambda: measure(*args, **more))
-                return kernel(*args, **more)
+                return run(*args, **more)
 
-            watch.replace(module, "kernel", seen)
+            watch.replace(module, "kernel", kernel._replace(run=seen))
 
 
 def _path(name: str) -> str:

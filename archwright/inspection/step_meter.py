@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from archwright.model.model import Decoder
+from archwright.parts.kernels import Kernel
 from archwright.parts.norms import NORMS
-from archwright.planning.counter import OTHER, PartStack
+from archwright.planning.counter import OTHER, PartStack, followed
 
 PHASES = ("forward", "backward", "update")
 Times = dict[tuple[str, str], float]
@@ -88,53 +89,50 @@ class StepMeter(PartStack):
 def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
     """Attach a meter to the parts of a model."""
     with ExitStack() as attached:
-        for module, part in parts_of(model):
-            before = module.register_forward_pre_hook(lambda m, x, part=part: meter.enter(part))
-            after = module.register_forward_hook(lambda m, x, out: meter.leave())
-            attached.callback(before.remove)
-            attached.callback(after.remove)
+        attached.enter_context(followed(parts_of(model), meter))
         for module in model.modules():
-            if "kernel" in vars(module):
-                _meter_function(module, "kernel", KERNEL, meter, attached)
+            if isinstance(kernel := vars(module).get("kernel"), Kernel):
+                timed = kernel._replace(run=_timed(kernel.run, KERNEL, meter))
+                _set(module, "kernel", timed, attached)
         for rotary in chain(*(stack.rotaries.values() for stack in model.stacks)):
             for name in ("rotate_query", "rotate_key"):
-                _meter_function(rotary, name, "positions", meter, attached)
+                timed_rotation = _timed(getattr(rotary, name), "positions", meter)
+                _set(rotary, name, timed_rotation, attached)
         yield
 
 
-def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
-    """Yield modules and their parts, outer modules before inner ones."""
-    yield model.head, "head"
+def parts_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
+    """Yield parts and their modules, outer modules before inner ones."""
+    yield "head", model.head
     for stack in model.stacks:
-        if stack.embedding is not None:
-            yield stack.embedding, "embedding"
-        if stack.project_in is not None:
-            yield stack.project_in, "embedding"
-        for module in (stack.position, *stack.rotaries.values()):
-            if module is not None:
-                yield module, "positions"
+        yield from (("embedding", m) for m in (stack.embedding, stack.project_in) if m is not None)
+        positions = (stack.position, *stack.rotaries.values())
+        yield from (("positions", m) for m in positions if m is not None)
     for layer in dict.fromkeys(model.all_layers):  # shared layers appear repeatedly
-        yield layer, "residual adds"  # except its branches and norms
+        yield "residual adds", layer  # except its branches and norms
         for name in layer.branches:
             part = "feed-forward" if name == "feedforward" else "attention projections"
-            yield layer.get_submodule(name), part
+            yield part, layer.get_submodule(name)
     norms = tuple(
         part
         for part in NORMS.values()
         if isinstance(part, type) and not issubclass(part, nn.Identity)
     )
-    yield from ((m, "norms") for m in model.modules() if isinstance(m, norms))
+    yield from (("norms", m) for m in model.modules() if isinstance(m, norms))
 
 
-def _meter_function(
-    module: nn.Module, name: str, part: str, meter: StepMeter, attached: ExitStack
-) -> None:
-    """Time calls of a function of a module until `attached` closes."""
-    function, is_set = getattr(module, name), name in vars(module)
+def _timed(function: Callable[..., Any], part: str, meter: StepMeter) -> Callable[..., Any]:
+    """Return a function that charges its time to a part."""
 
-    def metered(*args: Any, **kwargs: Any) -> Any:
+    def timed(*args: Any, **kwargs: Any) -> Any:
         with meter.region(part):
             return function(*args, **kwargs)
 
-    setattr(module, name, metered)
-    attached.callback(*((setattr, module, name, function) if is_set else (delattr, module, name)))
+    return timed
+
+
+def _set(module: nn.Module, name: str, value: Any, attached: ExitStack) -> None:
+    """Set an attribute of a module until `attached` closes."""
+    before, is_set = getattr(module, name), name in vars(module)
+    setattr(module, name, value)
+    attached.callback(*((setattr, module, name, before) if is_set else (delattr, module, name)))

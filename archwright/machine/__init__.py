@@ -1,1 +1,1 @@
-"""Device, precision, kernels and compilation: the machine's abilities, and the settings chosen for it."""
+"""Device, precision, kernels and compilation: properties of the machine, and settings chosen for it."""

@@ -1,4 +1,4 @@
-"""torch.compile for each layer and the head, where it can work."""
+"""torch.compile of each layer and the head."""
 
 import os
 import platform
@@ -14,20 +14,16 @@ from archwright.model.model import Decoder
 from archwright.parts.linear import Linear
 
 TRANSPOSED = "-fno-ipa-cp"
-"""Keeps GCC 12 from a fault of its optimizer: of two bfloat16 matrices that one kernel transposes, with AVX-512,
-neither is right."""
+"""Compiler flag against a bug of GCC 12: with AVX-512, a kernel that transposes two bfloat16 matrices is wrong."""
 
 
 def compile_parts(
     model: Decoder, wanted: str, *, whole_loss: bool, device: str = ""
 ) -> tuple[str, str]:
-    """Compile each layer, and the head where it gives all logits at once, if wanted and possible; return what was
-    done, and why.
-
-    On a CPU compiling needs a C++ compiler; without one the run goes on uncompiled.
+    """Compile each layer and, if it returns all logits at once, the head; return the used setting and the reason.
 
     Args:
-        device: where the model will compute; by default, where its parameters are.
+        device: Device of the training; default: that of the parameters.
     """
     if wanted == "none":
         return "none", "not asked for"
@@ -49,12 +45,12 @@ def compile_parts(
 
 
 def has_compiler() -> bool:
-    """Tell whether a C++ compiler is here, which compiling for a CPU needs."""
+    """True if a C++ compiler is installed."""
     return bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"))
 
 
 def uncompile_parts(model: Decoder) -> None:
-    """Take back what `compile_parts` did."""
+    """Undo `compile_parts`."""
     for part in (*model.all_layers, model.head):
         part._compiled_call_impl = None
     for module in model.modules():
@@ -63,7 +59,7 @@ def uncompile_parts(model: Decoder) -> None:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Inside, a model runs as if nothing of it were compiled: texts of other lengths are not worth compiling for."""
+    """Run a model without compilation, such as for other sequence lengths, which would be compiled again."""
     if all(module._compiled_call_impl is None for module in model.modules()):
         yield
         return
@@ -72,10 +68,10 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 
 def work_around_compiler_bugs() -> bool:
-    """Switch off what is known to compute wrong numbers; return whether transposed matrices are then right."""
+    """Disable optimizations with known bugs; return True if transposed matrices are then correct."""
     from torch._inductor import config, cpp_builder
 
-    # A fault in some versions' fused reductions gives wrong gradients (pytorch issue 193061).
+    # Fused reductions of some versions compute wrong gradients (pytorch issue 193061).
     if hasattr(config.triton, "mix_order_reduction"):
         config.triton.mix_order_reduction = False
     on_x86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -83,6 +79,6 @@ def work_around_compiler_bugs() -> bool:
         return True
     if not hasattr(config.cpp, "march"):
         return False
-    march = config.cpp.march or "native"  # which takes further options with it
+    march = config.cpp.march or "native"  # torch appends it to -march=, so more flags may follow
     config.cpp.march = march if TRANSPOSED in march else f"{march} {TRANSPOSED}"
     return True

@@ -1,4 +1,4 @@
-"""Decisions of the machine, made once by rule, recorded with their reasons, and never made again."""
+"""Decisions about device, threads, precision and kernels, by rule and once per run, with recorded reasons."""
 
 import math
 import os
@@ -28,18 +28,18 @@ from archwright.spec.run_spec import RunSpec
 from archwright.spec.version import version
 
 MOST_THREADS = 4
-"""Most threads for each core: many thousands end the process."""
+"""Maximum number of threads per core. With many thousands, the process ends."""
 
 
 @dataclass
 class Decisions:
-    """The machine's part of a run, with the reason of each decision and the peaks it was measured at."""
+    """Machine settings of a run, the reason of each decision, and measured peaks."""
 
     machine: MachineSpec
     peaks: dict[str, float] = field(default_factory=dict)
     """FLOP/s of matrix products by precision, measured on a quiet machine."""
     disturbed_peak: float = math.inf
-    """FLOP/s that were measured next to other work, for estimates alone."""
+    """FLOP/s measured next to other work, used only for estimates."""
     reasons: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -52,16 +52,16 @@ class Decisions:
         return flops / (self.peak or self.disturbed_peak)
 
     def decide(self, key: str, value: Any, reason: str) -> None:
-        """Set a value and say why."""
+        """Set a value with its reason."""
         self.machine = self.machine.model_copy(update={key: value})
         self.reasons[key] = reason
 
 
 def check_machine(machine: MachineSpec) -> None:
-    """Refuse what this machine does not have, before anything is done for a run.
+    """Refuse settings that this machine cannot run, before the run starts.
 
     Raises:
-        UserError: a device that is not here, or far more threads than cores.
+        UserError: A missing device, or far more threads than cores.
     """
     _check_device(machine.device)
     cores = os.cpu_count() or 1
@@ -73,37 +73,37 @@ def check_machine(machine: MachineSpec) -> None:
 
 
 def decide(machine: MachineSpec) -> Decisions:
-    """Return device, threads and precision for this machine; given values are kept.
+    """Choose device, threads and precision for this machine, unless they are set.
 
     Raises:
-        UserError: a device that is not here, or a precision or kernels that it does not have.
+        UserError: A missing device, or a precision or kernels that it cannot run.
     """
     check_machine(machine)
-    found = Decisions(machine)
+    decisions = Decisions(machine)
     if machine.device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
         reason = "CUDA device available" if device == "cuda" else "no CUDA device available"
-        found.decide("device", device, reason)
-    check_liger(found.machine)
-    _decide_threads(found)
-    _decide_float32(found)
-    _decide_precision(found)
-    return found
+        decisions.decide("device", device, reason)
+    check_liger(decisions.machine)
+    _decide_threads(decisions)
+    _decide_float32(decisions)
+    _decide_precision(decisions)
+    return decisions
 
 
 def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
-    """Return what was decided when a run began, and make this process work so; nothing is measured.
+    """Apply the recorded decisions of a run to this process, without measurements.
 
     Raises:
-        UserError: a device that is not here, or kernels that it does not have.
+        UserError: A missing device, or kernels that it cannot run.
     """
     peaks = {name: float(peak) for name, peak in environment.get("peak_flops", {}).items()}
-    found = Decisions(machine, peaks)
+    decisions = Decisions(machine, peaks)
     _check_device(machine.device)
     check_liger(machine)
-    _use_threads(machine.threads)
+    torch.set_num_threads(int(machine.threads))
     torch.set_float32_matmul_precision(machine.float32_matmul_precision)
-    return found
+    return decisions
 
 
 def decide_kernel(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
@@ -138,19 +138,19 @@ def decide_scan(decisions: Decisions, model: Decoder) -> None:
 
 
 def decide_loss(decisions: Decisions, model: Decoder, run: RunSpec, layout: Layout = ONE) -> None:
-    """Compute the loss in chunks where the logits that a process has of a part of a batch are many."""
+    """Choose the loss in chunks if the logits of a rank's microbatch are large."""
     if decisions.machine.loss == "auto" and not run.model.generator.is_none:
         decisions.decide("loss", "whole", "tokens are drawn from the logits of a generator")
     if decisions.machine.loss == "auto":
-        # Those of a tensor group are gathered: each of its processes has the whole vocabulary's.
+        # Tensor-parallel ranks gather the logits, so each one has the complete vocabulary.
         logits = logit_bytes(model, layout.part_rows(run)) // layout.context
         kind = "chunked" if logits > WHOLE_LOGITS else "whole"
-        own = "" if layout.size == 1 else " of one process"
-        decisions.decide("loss", kind, f"float32 logits{own} would take {size(logits)}")
+        place = "" if layout.size == 1 else " of one process"
+        decisions.decide("loss", kind, f"float32 logits{place} would take {size(logits)}")
 
 
 def environment(decisions: Decisions) -> dict[str, Any]:
-    """Return what a run records of the machine and the software."""
+    """Return a run's record of the machine and the software."""
     cuda = decisions.machine.device == "cuda"
     return {
         "archwright": version(),
@@ -171,7 +171,7 @@ def environment(decisions: Decisions) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most memory this process has held, in bytes: of the GPU, or resident."""
+    """Return the peak memory of this process in bytes: on the GPU, or resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     try:
@@ -189,42 +189,37 @@ def _check_device(device: str) -> None:
         )
 
 
-def _decide_threads(found: Decisions) -> None:
-    if found.machine.threads == "auto":
-        found.decide("threads", usable_cores(), "one for each core")
-    _use_threads(found.machine.threads)
+def _decide_threads(decisions: Decisions) -> None:
+    if decisions.machine.threads == "auto":
+        decisions.decide("threads", usable_cores(), "one for each core")
+    torch.set_num_threads(int(decisions.machine.threads))
 
 
 def usable_cores() -> int:
     """Return the cores that this process may use."""
-    # It may be allowed fewer than there are; not every system can say.
+    # The affinity mask may exclude cores. macOS and Windows have none.
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     return int(min(filter(None, (psutil.cpu_count(logical=False), allowed)), default=1))
 
 
-def _use_threads(threads: int | str) -> None:
-    assert isinstance(threads, int)
-    torch.set_num_threads(threads)
+def _decide_float32(decisions: Decisions) -> None:
+    if decisions.machine.float32_matmul_precision == "auto":
+        choice = rules.decision(rules.FLOAT32, rules.processor(decisions.machine.device))
+        decisions.decide("float32_matmul_precision", *choice)
+    torch.set_float32_matmul_precision(decisions.machine.float32_matmul_precision)
 
 
-def _decide_float32(found: Decisions) -> None:
-    if found.machine.float32_matmul_precision == "auto":
-        choice = rules.decision(rules.FLOAT32, rules.processor(found.machine.device))
-        found.decide("float32_matmul_precision", *choice)
-    torch.set_float32_matmul_precision(found.machine.float32_matmul_precision)
-
-
-def _decide_precision(found: Decisions) -> None:
-    device = torch.device(found.machine.device)
-    if found.machine.precision == "fp16" and device.type == "cpu":
+def _decide_precision(decisions: Decisions) -> None:
+    device = torch.device(decisions.machine.device)
+    if decisions.machine.precision == "fp16" and device.type == "cpu":
         raise UserError(
             'machine.precision: found "fp16", which needs a GPU; expected "bf16" or "fp32"'
         )
-    if found.machine.precision == "fp8":
+    if decisions.machine.precision == "fp8":
         check_float8(device.type)
-    if found.machine.precision == "auto":
+    if decisions.machine.precision == "auto":
         choice = rules.decision(rules.PRECISIONS, rules.processor(device.type))
-        found.decide("precision", *choice)
-    name = found.machine.precision
+        decisions.decide("precision", *choice)
+    name = decisions.machine.precision
     peak = peak_of(device, DTYPES[name])
-    found.peaks, found.disturbed_peak = {name: peak.flops} if peak.quiet else {}, peak.flops
+    decisions.peaks, decisions.disturbed_peak = {name: peak.flops} if peak.quiet else {}, peak.flops

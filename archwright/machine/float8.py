@@ -1,4 +1,4 @@
-"""Matrix products of 8-bit floats, for GPUs that have them, through torchao."""
+"""Matrix products of 8-bit floats on GPUs, by torchao."""
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -12,24 +12,24 @@ from torch.overrides import TorchFunctionMode
 from archwright.spec.errors import UserError
 
 CAPABLE = (8, 9)
-"""The first CUDA compute capability whose units multiply 8-bit floats."""
+"""First CUDA compute capability with products of 8-bit floats."""
 ALIGNED = 16
-"""Their products take sides that are multiples of this."""
+"""Sizes of their matrices are multiples of this number."""
 
 
 def check_float8(device: str) -> None:
-    """Make sure that products of 8-bit floats can run here.
+    """Refuse products of 8-bit floats if they cannot run here.
 
     Raises:
-        UserError: no such GPU, or no torchao.
+        UserError: The GPU does not support them, or torchao is not installed.
     """
     if device != "cuda":
         raise UserError('machine.precision: found "fp8", which needs a GPU; expected "bf16"')
-    found = torch.cuda.get_device_capability()
-    if found < CAPABLE:
+    capability = torch.cuda.get_device_capability()
+    if capability < CAPABLE:
         raise UserError(
             'machine.precision: found "fp8", which needs a GPU of compute capability '
-            f'{".".join(map(str, CAPABLE))}, this one has {".".join(map(str, found))}; expected "bf16"'
+            f'{".".join(map(str, CAPABLE))}, this one has {".".join(map(str, capability))}; expected "bf16"'
         )
     if find_spec("torchao") is None:
         raise UserError(
@@ -39,14 +39,16 @@ def check_float8(device: str) -> None:
 
 
 class Float8Products(TorchFunctionMode):
-    """While it is entered, `F.linear` scales x and W to 8 bits (e4m3), and gradients too (e5m2), each by one
-    number, and multiplies those; what is added up stays wide.
+    """Context in which `F.linear` multiplies 8-bit floats, with wide sums.
 
-    Maps to `spared` outputs, which is the head, are left as they are, and so are those with a side that the
-    units do not take. Source: Micikevicius et al., 2022, FP8 Formats for Deep Learning.
+    x and W are scaled to e4m3, gradients to e5m2, each tensor by one number. Maps with `spared` outputs (the head), or
+    with a size that is no multiple of `ALIGNED`, are unchanged.
 
     Args:
-        emulated: round to 8 bits, but multiply wider numbers, on any device.
+        spared: Number of outputs of maps that are unchanged.
+        emulated: Round to 8 bits but multiply wider numbers, on any device.
+
+    Source: Micikevicius et al., 2022, FP8 Formats for Deep Learning.
     """
 
     def __init__(self, spared: int | None = None, *, emulated: bool = False) -> None:
@@ -69,19 +71,19 @@ class Float8Products(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         d_out, d_in = weight.shape
         key = (d_out, d_in, bias is not None)
         if key not in self._maps:
             self._maps[key] = _float8_map(*key, emulated=self.emulated)
         product: Tensor = torch.func.functional_call(
-            self._maps[key], given, (x.to(torch.bfloat16),)
+            self._maps[key], parameters, (x.to(torch.bfloat16),)
         )
         return product
 
 
 def _float8_map(d_out: int, d_in: int, bias: bool, *, emulated: bool) -> nn.Module:
-    """Return torchao's linear map of a shape, without weights of its own."""
+    """Return torchao's linear map of a shape, on the meta device."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     plain = nn.Sequential(nn.Linear(d_in, d_out, bias=bias, device="meta"))

@@ -1,8 +1,9 @@
 """Fused kernels of liger-kernel, for training on a GPU: norms, gates, and the loss in chunks.
 
-Each takes the place of a part of ours that is the same function with the same casts; where liger has none such,
-ours stays. Passes without gradients stay ours, too, as they round like published models.
-Hsu et al., 2024, Liger Kernel: Efficient Triton Kernels for LLM Training.
+A kernel replaces a part of the package if it computes the same function with the same casts. Passes without gradients
+use the package's parts, which round like published models.
+
+Source: Hsu et al., 2024, Liger Kernel: Efficient Triton Kernels for LLM Training.
 """
 
 from collections import Counter
@@ -27,11 +28,11 @@ from archwright.spec.errors import UserError
 from archwright.spec.machine import MachineSpec
 
 LONGEST = 2**16
-"""Numbers of a row that its kernels take at most."""
+"""Maximum width of the kernels' inputs."""
 
 
 def why_not_fusable(device: str) -> str:
-    """Return what liger's kernels lack here; empty where they can run."""
+    """Return the missing requirement of liger's kernels; empty if they can run."""
     if device != "cuda":
         return "a GPU"
     if find_spec("liger_kernel") is None:
@@ -40,35 +41,35 @@ def why_not_fusable(device: str) -> str:
 
 
 def check_liger(machine: MachineSpec) -> None:
-    """Make sure that liger's kernels can run where they are asked for.
+    """Refuse `machine.fused="liger"` if its kernels cannot run.
 
     Raises:
-        UserError: no GPU, or no liger-kernel.
+        UserError: There is no GPU, or liger-kernel is not installed.
     """
     if machine.fused == "liger" and (missing := why_not_fusable(machine.device)):
         raise UserError(f'machine.fused: found "liger"; expected "none", as it needs {missing}')
 
 
 def fuse(model: Decoder, machine: MachineSpec) -> tuple[str, str]:
-    """Let liger compute what it can; return what was done, and what that is.
+    """Replace parts by liger's kernels; return the setting that is used, and the replaced parts.
 
-    Compiled layers keep their own norms and gates, as the compiler fuses them. A loss of whole logits stays,
-    and one in float16, where gradients that are summed over a whole batch could overflow.
+    Compiled layers are unchanged, because the compiler fuses their norms and gates. A loss of all logits at once is
+    unchanged; so is one in float16, because gradients summed over a batch could overflow.
     """
     modules: Iterable[nn.Module] = model.modules()
     if machine.compile == "block":
         modules = model.norm.modules()
-    found = Counter(filter(None, [_fused(module) for module in modules]))
+    counts = Counter(filter(None, [_fused(module) for module in modules]))
     if machine.loss == "chunked" and machine.precision != "fp16" and _is_plain(model.head):
         model.head.__class__ = FusedHead
-        found["loss"] += 1
-    if not found:
+        counts["loss"] += 1
+    if not counts:
         return "none", "liger has none of this model's norms, gates and loss"
-    return "liger", ", ".join(f"{number} {name}" for name, number in found.items())
+    return "liger", ", ".join(f"{number} {name}" for name, number in counts.items())
 
 
 def unfuse(model: Decoder) -> None:
-    """Take back what `fuse` did."""
+    """Undo `fuse`."""
     for module in model.modules():
         if plain := PLAIN.get(type(module)):
             module.__class__ = plain
@@ -79,7 +80,7 @@ def unfuse(model: Decoder) -> None:
 
 
 class FusedRMSNorm(RMSNorm):
-    """RMSNorm in one kernel for each pass; liger calls a weight in float32 gemma, one in the input's dtype llama."""
+    """RMSNorm in one kernel per pass. liger's casting mode: gemma for float32 weights, llama for the input's dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
@@ -87,13 +88,13 @@ class FusedRMSNorm(RMSNorm):
         weight, casts = self.factor(torch.float32), "gemma"
         if self.scale_in_input_dtype and weight is not None:
             weight, casts = weight.to(x.dtype), "llama"
-        # In place, it would write into the gradient of y, which others may read.
+        # In place, it would overwrite the gradient of y, which may be used elsewhere.
         y: Tensor = _liger().liger_rms_norm(x, weight, self.eps, casting_mode=casts, in_place=False)
         return y
 
 
 class FusedLayerNorm(LayerNorm):
-    """LayerNorm in one kernel for each pass."""
+    """LayerNorm in one kernel per pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
@@ -104,8 +105,7 @@ class FusedLayerNorm(LayerNorm):
 
 @dataclass(frozen=True)
 class FusedGate:
-    """f(gate, up) in one kernel for each pass; the backward pass writes into gate and up, which nobody else
-    keeps."""
+    """f(gate, up) in one kernel per pass. The backward pass overwrites gate and up, which have no other use."""
 
     plain: Callable[[Tensor, Tensor], Tensor]
     name: str
@@ -118,7 +118,7 @@ class FusedGate:
 
 
 class FusedHead(Head):
-    """A head whose loss in chunks is `fused_cross_entropy`."""
+    """A head that computes the loss in chunks by `fused_cross_entropy`."""
 
 
 PLAIN: dict[type[nn.Module], type[nn.Module]] = {
@@ -126,19 +126,23 @@ PLAIN: dict[type[nn.Module], type[nn.Module]] = {
     FusedLayerNorm: LayerNorm,
     FusedHead: Head,
 }
-"""Functions that each of them replaces."""
+"""Replaced class of each fused class."""
 
 
 def fused_cross_entropy(
     hidden: Tensor, head: FusedHead, targets: Tensor, *, z_loss: float, num_valid: int
 ) -> Loss:
-    """Return what `linear_cross_entropy` does, a chunk of rows at a time: loss and gradient of logits come from one
-    kernel, which writes the gradient over the logits.
+    """Compute `linear_cross_entropy` in chunks of tokens.
 
-    Shapes: hidden [..., dim], targets [...]. z_term is rounded to the dtype of products.
+    One kernel computes the loss and overwrites the logits with their gradient. The z term is rounded to the dtype of
+    products.
+
+    Args:
+        hidden: Hidden states [..., dim].
+        targets: Token ids [...].
     """
     rows, flat = to_autocast_dtype(hidden.flatten(0, -2)), targets.flatten()
-    found = _liger().liger_fused_linear_cross_entropy(
+    result = _liger().liger_fused_linear_cross_entropy(
         rows,
         head.weight.to(rows.dtype),
         flat,
@@ -150,14 +154,14 @@ def fused_cross_entropy(
         return_z_loss=True,
         accum_dtype=torch.float32,
     )
-    z_sum = found.z_loss.detach().to(found.loss.dtype)
-    nll_sum = found.loss.detach() - z_sum
-    return Loss(found.loss / num_valid, nll_sum, z_sum / num_valid, (flat != IGNORE).sum())
+    z_sum = result.z_loss.detach().to(result.loss.dtype)
+    nll_sum = result.loss.detach() - z_sum
+    return Loss(result.loss / num_valid, nll_sum, z_sum / num_valid, (flat != IGNORE).sum())
 
 
 def _fused(module: nn.Module) -> str:
-    """Let liger compute a module if it can; return what it is then counted as."""
-    # The class alone changes: parameters, hooks and names of weights stay, and `unfuse` can take it back.
+    """Replace a module if liger has a kernel; return its name for the count."""
+    # Only the class changes, so parameters, hooks and names of weights remain, and `unfuse` can undo it.
     if type(module) is RMSNorm and module.shape == (module.dim,) and module.dim <= LONGEST:
         module.__class__ = FusedRMSNorm
         return "norms"
@@ -176,7 +180,7 @@ def _takes(norm: LayerNorm) -> bool:
 
 
 def _gate(module: Gated | GroupedExperts) -> str:
-    """Return the name of liger's function for a gate; empty where it has none."""
+    """Return the name of liger's function for a gate; empty if there is none."""
     if not isinstance(module.activation, Multiplied) or module.down.d_in > LONGEST:
         return ""
     activation = module.activation.activation
@@ -186,13 +190,13 @@ def _gate(module: Gated | GroupedExperts) -> str:
 
 
 def _is_plain(head: Head) -> bool:
-    """Whether logits are x W^T + b, capped or not."""
+    """True if logits are x W^T + b, with or without a soft cap."""
     unscaled = (head.logit_scale, head.logit_divisor) == (1, 1)
     return type(head) is Head and head.transform is None and head.project_out is None and unscaled
 
 
 def _liger() -> Any:
-    """Return liger's functions; they load a compiler, so it is not done before they are asked for."""
+    """Return liger's functions, imported late because the import loads a compiler."""
     from liger_kernel.transformers import functional
 
     return functional

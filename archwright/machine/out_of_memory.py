@@ -1,4 +1,4 @@
-"""Running out of memory, as one line of error."""
+"""One-line errors for exhausted memory."""
 
 import re
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ from archwright.spec.errors import UserError
 
 @contextmanager
 def explain_out_of_memory() -> Iterator[None]:
-    """Turn what Python and torch raise where memory runs out into what a user can do.
+    """Replace exceptions of exhausted memory by one with remedies.
 
     Raises:
-        UserError: memory ran out in the block.
+        UserError: Memory is exhausted in the block.
     """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # a GPU's error is a RuntimeError, too
-        # The allocator of the CPU has no error of its own.
-        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if not known and not re.search("can't allocate memory|bad_alloc", str(error)):
+    except (MemoryError, RuntimeError) as error:  # includes errors of GPUs
+        # The CPU allocator raises plain RuntimeErrors.
+        is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not is_memory and not re.search("can't allocate memory|bad_alloc", str(error)):
             raise
         raise UserError(
             "batch_size: a step does not fit into memory; lower batch_size or "

@@ -1,4 +1,4 @@
-"""Peaks of matrix products, measured on a quiet machine and kept for a week. They decide no arithmetic."""
+"""Peak speed of matrix products, measured on a quiet machine and cached for a week. No decision depends on it."""
 
 import contextlib
 import hashlib
@@ -21,11 +21,11 @@ SIZE = {"cpu": 1024, "cuda": 8192}
 KEPT = timedelta(days=7)
 """Lifetime of a measurement."""
 FRESH = timedelta(hours=1)
-"""Age from which it is repeated; the faster one is kept."""
+"""Age after which it is repeated; the faster result counts."""
 FORMAT = 2
-"""Of these files."""
+"""Format number of cache files."""
 UNDISTURBED = 0.9
-"""Least processor time of an undisturbed product, over its wall time and threads."""
+"""Minimum processor time of an undisturbed product, divided by wall time and threads."""
 SETTINGS = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_")
 """Prefixes of environment variables that change the speed of torch's libraries."""
 
@@ -58,13 +58,13 @@ def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
     }
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
     file = cache_folder("measured", f"{digest}.json")
-    kept = _read(file)
-    if kept and time.time() - kept.time < FRESH.total_seconds():
-        return Peak(kept.peak, quiet=True)
+    cached = _read(file)
+    if cached and time.time() - cached.time < FRESH.total_seconds():
+        return Peak(cached.peak, quiet=True)
     measured = measure_peak(device, dtype)
     if not measured.quiet:
-        return Peak(kept.peak, quiet=True) if kept else measured
-    peak = max(measured.flops, kept.peak if kept else 0.0)
+        return Peak(cached.peak, quiet=True) if cached else measured
+    peak = max(measured.flops, cached.peak if cached else 0.0)
     with contextlib.suppress(ValueError):  # no permission to write: the next run measures again
         sweep(file.parent, r"[0-9a-f]{32}\.json")
         atomic_write(file, _Kept(peak=peak, time=time.time()).model_dump_json())
@@ -74,8 +74,8 @@ def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
 def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.1) -> Peak:
     """Return the FLOP/s of the fastest undisturbed matrix product within `seconds`.
 
-    On a CPU a product is undisturbed if its threads had their cores all the time; without one the fastest product
-    counts, and the machine is not quiet. On a GPU other processes are not noticed.
+    On a CPU a product is undisturbed if its threads had their cores all the time. If all products are disturbed, the
+    fastest one counts, and the machine is not quiet. On a GPU, other processes are not noticed.
     """
     size = SIZE[device.type]
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -92,7 +92,7 @@ def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.1)
 
 
 def measure_bandwidth(device: torch.device, seconds: float = 0.1) -> float:
-    """Return the bytes/s that copies of a large tensor read and write, by the fastest copy."""
+    """Return the bytes/s, read and written, of the fastest copy of a large tensor."""
     source = torch.ones(2**26, device=device)  # 268 MB: more than caches hold
     target = torch.empty_like(source)
     times: list[float] = []
@@ -114,7 +114,7 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> None:
 def _read(file: Path) -> _Kept | None:
     """Return the contents of a file; None if it is missing, damaged or too old."""
     try:
-        kept = _Kept.model_validate_json(file.read_bytes())
+        cached = _Kept.model_validate_json(file.read_bytes())
     except (OSError, ValueError):
         return None
-    return kept if 0 <= time.time() - kept.time < KEPT.total_seconds() else None
+    return cached if 0 <= time.time() - cached.time < KEPT.total_seconds() else None

@@ -1,7 +1,7 @@
-"""In which precision a step computes: weights stay float32, autocast narrows the products."""
+"""Precision of a training step: weights in float32, matrix products by autocast."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -15,15 +15,19 @@ DTYPES = {
     "fp16": torch.float16,
     "fp8": torch.bfloat16,
 }
-"""Dtype that autocast gives to inputs of matrix products; of fp8, those that are not in 8 bits."""
+"""Dtype of autocast; with fp8, of the products that are not in 8 bits."""
 
 
 class Precision:
-    """fp32, or autocast to bf16 or fp16; fp16 scales the loss, as its small gradients would vanish. fp8 is bf16
-    with the products of `Float8Products`; elsewhere than on CUDA they are emulated. `head` is the number of
-    its outputs, which those products spare.
+    """fp32, or autocast to bf16, fp16 or fp8.
 
-    Micikevicius et al., 2017, Mixed Precision Training, section 3.2.
+    fp16 scales the loss, because small gradients would vanish. fp8 is bf16 with `Float8Products`, which are emulated on
+    devices other than CUDA.
+
+    Args:
+        head: Number of outputs of the head, which is not computed in fp8.
+
+    Source: Micikevicius et al., 2017, Mixed Precision Training, section 3.2.
     """
 
     def __init__(self, name: str, device: torch.device, head: int | None = None) -> None:
@@ -32,49 +36,45 @@ class Precision:
         self.products = Float8Products(head, emulated=emulated) if name == "fp8" else None
         self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass."""
-        if self.name == "fp32":
-            return nullcontext()
-        autocast = torch.autocast(self.device.type, dtype=self.dtype)
-        return autocast if self.products is None else self._both(autocast, self.products)
-
     @contextmanager
-    def _both(self, *contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    def autocast(self) -> Iterator[None]:
+        """Context of a forward pass."""
         with ExitStack() as stack:
-            for context in contexts:
-                stack.enter_context(context)
+            if self.name != "fp32":
+                stack.enter_context(torch.autocast(self.device.type, dtype=self.dtype))
+            if self.products is not None:
+                stack.enter_context(self.products)
             yield
 
     @property
     def scales(self) -> bool:
-        """Whether losses are scaled, so that an overflow of gradients is expected now and then."""
+        """True if losses are scaled, so that gradients may overflow in some steps."""
         return self.scaler is not None
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss to call backward on."""
+        """Return the loss for the backward pass."""
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Bring the gradients back to their own scale, before clipping."""
+        """Divide gradients by the loss scale, before clipping."""
         if self.scaler is not None:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update, unless scaled gradients overflowed."""
+        """Update parameters, unless scaled gradients overflowed."""
         optimizer.step() if self.scaler is None else self.scaler.step(optimizer)
 
     def update(self) -> None:
-        """Adapt the loss scale to what the gradients did."""
+        """Adapt the loss scale after a step."""
         if self.scaler is not None:
             self.scaler.update()
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {} if self.scaler is None else dict(self.scaler.state_dict())
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore a state."""
         if self.scaler is not None:
             self.scaler.load_state_dict(state)

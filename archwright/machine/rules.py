@@ -37,7 +37,7 @@ class Rule(NamedTuple, Generic[Facts]):
 
 
 class Attention(NamedTuple):
-    """Facts about a model's attention that its kernel is chosen by."""
+    """Properties of a model's attention that determine its kernel."""
 
     device: str
     precision: str
@@ -87,7 +87,7 @@ KERNELS: tuple[Rule[Attention], ...] = (
 
 
 class Processor(NamedTuple):
-    """Facts about a device that its precision is chosen by."""
+    """Properties of a device that determine its precision."""
 
     device: str
     amd: bool

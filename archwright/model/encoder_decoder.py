@@ -45,8 +45,8 @@ class Encoder(Stack):
         """
         layout = token_layout(tokens, position_ids, segment_ids, padding_mask)
         context = Context(layout, len(tokens), tokens=tokens)
-        x = self.embed((self.embedding or shared)(tokens), context)
-        return Memory(self.read(x, context), layout)
+        x = self.add_positions((self.embedding or shared)(tokens), context)
+        return Memory(self.run_layers(x, context), layout)
 
 
 class EncoderDecoder(Decoder):
@@ -128,8 +128,8 @@ class EncoderDecoder(Decoder):
             decoder_tokens, segment_ids=decoder_segment_ids, padding_mask=decoder_padding_mask
         )
         context.memory = memory
-        x = self.embed(self.embedding(decoder_tokens), context)
-        return self.read(x, context, cache)
+        x = self.add_positions(self.embedding(decoder_tokens), context)
+        return self.run_layers(x, context, cache)
 
     def encode(
         self, tokens: Int[Tensor, "batch source_length"] | None, **layout: Tensor | None

@@ -1,6 +1,6 @@
 """The model: a decoder is an embedding, a stack of layers and a head; a layer is branches and their residual wiring.
 
-    x = dropout(norm(embedding(tokens) + positions))        # Stack.embed
+    x = dropout(norm(embedding(tokens) + positions))        # Stack.add_positions
     for layer in layers: x = layer(x)                        # Stack.through; Layer.forward: x = x + f(norm(x))
     logits = head(norm(x))                                   # Stack.end, Decoder.output
 
@@ -184,7 +184,7 @@ class Stack(nn.Module):
         self.rotaries, self.relatives = nn.ModuleDict(rotaries), nn.ModuleDict(relatives)
         self.layers, self.norm = nn.ModuleList(layers), norm
 
-    def embed(
+    def add_positions(
         self, x: Float[Tensor, "batch length width"], context: Context
     ) -> Float[Tensor, "batch length width"]:
         """Return dropout(norm(x + positions)) for embedded tokens x."""
@@ -192,10 +192,10 @@ class Stack(nn.Module):
             x = x + self.position(context.layout).to(x.dtype)
         return F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
 
-    def read(
+    def run_layers(
         self, x: Float[Tensor, "batch length width"], context: Context, cache: Cache | None = None
     ) -> Float[Tensor, "batch length output_dim"]:
-        """Run all layers and the last norm on the result of `embed`."""
+        """Run all layers and the last norm on the result of `add_positions`."""
         x = self.begin(x, context)
         whole_pass = next(self.stack).residual.whole_pass
         stores = self.keeps_all or cache is not None or not torch.is_grad_enabled()
@@ -207,7 +207,7 @@ class Stack(nn.Module):
     def begin(
         self, x: Float[Tensor, "batch length width"], context: Context
     ) -> Float[Tensor, "batch length streams_dim"]:
-        """Return the streams of the first layer, and make embedding and head available to all layers."""
+        """Return the input of the first layer, and provide embedding and head to all layers."""
         x = x if self.project_in is None else self.project_in(x)
         context.head = self.head
         context.provide("embedding", x)
@@ -220,7 +220,7 @@ class Stack(nn.Module):
         context: Context,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch length streams_dim"]:
-        """Return the streams after some of the layers, one after another."""
+        """Run some of the layers in order: prepare each for the pass, then call it."""
         trains = cache is None and torch.is_grad_enabled()
         for i, layer in enumerate(layers):
             layer.prepare(context)
@@ -233,7 +233,7 @@ class Stack(nn.Module):
     def end(
         self, x: Float[Tensor, "batch length streams_dim"]
     ) -> Float[Tensor, "batch length output_dim"]:
-        """Return the last norm of the streams, joined into one."""
+        """Join the streams into one and apply the last norm."""
         last = cast(Layer, self.layers[self.spec.layer_indices[-1]])
         normed: Tensor = self.norm(last.residual.narrow(x))
         return normed
@@ -327,8 +327,8 @@ class Decoder(Stack):
         """Return the input of the head for each token. Arguments: as in `forward`."""
         new_context: Callable[..., Context] = cache.context if cache else self.new_context
         context = new_context(tokens, **layout)
-        x = self.embed(self.embedding(tokens, token_type_ids), context)
-        return self.read(x, context, cache)
+        x = self.add_positions(self.embedding(tokens, token_type_ids), context)
+        return self.run_layers(x, context, cache)
 
     def new_context(self, tokens: Int[Tensor, "batch length"], **layout: Any) -> Context:
         """Return the context of a pass without a cache. Arguments: as in `forward`."""

@@ -76,8 +76,8 @@ class ReplacedTokenDetector(Decoder):
     ) -> Float[Tensor, "batch length output_dim"]:
         """Return the output of a stack for tokens, by the shared embedding."""
         context = self.new_context(tokens, **layout)
-        x = self.embed(self.embedding(tokens, token_type_ids), context)
-        return stack.read(x, context)
+        x = self.add_positions(self.embedding(tokens, token_type_ids), context)
+        return stack.run_layers(x, context)
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

@@ -47,10 +47,11 @@ class Registry(dict[Any, Any]):
 
     def of(self, choice: type[Choice]) -> Any:
         """Return the part of a class of choices; None if it has none."""
-        if choice not in self:
-            load_classic("parts")
         shared = (base for base in choice.__mro__ if issubclass(base, Choice) and base.is_axis())
-        return next((self[cls] for cls in (choice, *shared) if cls in self), None)
+        classes = [choice, *shared]
+        if not any(cls in self for cls in classes):
+            load_classic("parts")
+        return next((self[cls] for cls in classes if cls in self), None)
 
     def make(self, choice: Choice, *args: Any, **kwargs: Any) -> Any:
         """Call the part of a choice.

@@ -43,18 +43,18 @@ def advice(plan: Plan) -> Iterator[str]:
 def _fit(plan: Plan) -> Iterator[str]:
     work, setup = plan.workload, plan.setup
     least = plan.smallest.memory
-    if setup is None and least.total > plan.memory:
+    if setup is None and least.total > plan.workload.memory:
         sizes = vars(least)
         most = max(sizes, key=lambda name: float(sizes[name]))
         yield (
             f"memory: at least {fmt.size(least.total)} on each device, of which {fmt.size(sizes[most])} are "
-            f"{MEMORY[most]}; a plan fills {fmt.size(plan.memory)}"
+            f"{MEMORY[most]}; a plan fills {fmt.size(plan.workload.memory)}"
         )
     elif setup is None:
-        texts = work.batch_tokens / plan.context
+        texts = fmt.significant(work.texts)
         yield (
-            f"batch: {fmt.significant(texts)} sequences a step are too few for {work.devices:,} devices; expected a "
-            "larger --batch, or fewer devices"
+            f"batch: {texts} sequences a step are too few for {work.devices:,} devices; expected a larger --batch, or "
+            "fewer devices"
         )
     elif setup.checkpointing == "full" and plan.sends_more is not None:
         yield (
@@ -82,6 +82,6 @@ def _instead(plan: Plan) -> str:
         ("selective", "all but products and attention"),
     ):
         for way in plan.ways:
-            if way.checkpointing == checkpointing and plan.fits(way):
+            if way.checkpointing == checkpointing and not plan.workload.why_not(way):
                 return f'of the parallelism strategies, "{way.split.name}" fits with {how} computed again'
     return "more devices, or shorter sequences, would spare that"

@@ -1,17 +1,32 @@
-"""Parameters of built models, and traced FLOPs."""
+"""Parameters of built models and traced FLOPs, by part."""
 
 import math
 
 from torch import nn
 
+from archwright.catalogue.parameter_counts import Counts
 from archwright.data.batches import TextLengths
+from archwright.model.build import build
 from archwright.model.model import Decoder
 from archwright.parts.linear import Linear
-from archwright.planning.trace import Trace, trace
+from archwright.planning.trace import trace
+from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 
 BACKWARD = 2
 """Cost of a backward pass in forward passes: one product each for the gradients of input and weight."""
+
+
+LAYER_PARTS = {
+    "feedforward": "feed-forward",
+    "residual": "norms",
+    "embedding_skip": "embedding skip",
+    "layer_embedding": "layer embeddings",
+    "layer_embedding.norm": "norms",
+    "cross_attention": "cross-attention",
+    "attention.value_embedding": "value embeddings",
+}
+"""Displayed names of a layer's modules, by attribute, if they differ."""
 
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:
@@ -69,16 +84,12 @@ def forward_flops(
 
 def prefill_flops(model: Decoder, length: int) -> float:
     """Return the FLOPs of reading a text or source, with one token's logits."""
-    return _products(trace(model, "prefill", length=length, precision="bf16"))
+    return trace(model, "prefill", length=length, precision="bf16").total("product", "leaf")
 
 
 def next_token_flops(model: Decoder, length: int) -> float:
     """Return the FLOPs of the last (decoder) token, with earlier tokens cached."""
-    return _products(trace(model, "decode", length=length, precision="bf16"))
-
-
-def _products(found: Trace) -> float:
-    return found.total("product", "leaf")
+    return trace(model, "decode", length=length, precision="bf16").total("product", "leaf")
 
 
 def run_flops_per_token(run: RunSpec, model: Decoder, lengths: TextLengths | None = None) -> float:
@@ -98,3 +109,48 @@ def run_flops_per_token(run: RunSpec, model: Decoder, lengths: TextLengths | Non
         flops_per_token(model, n, max(1, round(lengths.target * n))) for n in (below, below + 1)
     )
     return lengths.share * (low + (lengths.mean - below) * (high - low))
+
+
+def counts_of(spec: ModelSpec) -> Counts:
+    """Return the parameter counts of a spec, from a model on the meta device."""
+    return counted(build(spec, device="meta"))
+
+
+def counted(model: Decoder) -> Counts:
+    """Return the parameter counts of a model by part."""
+    parts: dict[str, int] = {}
+    for name, number in parameters_by_part(model).items():
+        part = part_of(name)
+        parts[part] = parts.get(part, 0) + number
+    return Counts(parts, active_parameters(model))
+
+
+def forward_flops_by_part(
+    model: Decoder, length: int, target_length: int | None = None
+) -> dict[str, float]:
+    """Return the forward FLOPs per token of a sequence of `length` tokens, by part.
+
+    Parts of `counted` have their matrix products. Work of mixers between tokens, such as scores, has separate parts.
+
+    Args:
+        target_length: as in `flops_per_token`.
+    """
+    parts: dict[str, float] = {}
+    mixers = {name for layer in model.all_layers for name in layer.mixers()}
+    for name, number in forward_flops(model, length, target_length).items():
+        part = part_of(name)
+        if name.startswith("layers.") and name.removeprefix("layers.") in mixers:
+            part = f"{part} between tokens"
+        if number:
+            parts[part] = parts.get(part, 0.0) + number
+    return parts
+
+
+def part_of(name: str) -> str:
+    """Return the displayed part of a model for a dotted module name."""
+    first, *below = name.split(".")
+    if name.startswith("relatives.layer_embedding"):
+        return "norms"
+    if first == "layers":
+        return LAYER_PARTS.get(".".join(below), LAYER_PARTS.get(below[0], below[0]))
+    return {"norm": "norms", "project_in": "embedding"}.get(first, first)

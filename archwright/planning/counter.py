@@ -6,8 +6,9 @@ compiler. Leaves are counted by their formulas, see `archwright.parts.leaves`.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -120,7 +121,13 @@ class PartStack:
     def follow_backward(self, *roots: Tensor) -> None:
         """Enter parts in the backward pass of results of followed modules."""
         starts = [number for number, _ in self._stretches]
-        for node in _nodes([root.grad_fn for root in roots]):
+        nodes = {root.grad_fn: None for root in roots if root.grad_fn is not None}
+        waiting = [*nodes]
+        while waiting:
+            below = [n for n, _ in waiting.pop().next_functions if n is not None and n not in nodes]
+            nodes |= dict.fromkeys(below)
+            waiting += below
+        for node in nodes:
             place = bisect_right(starts, node._sequence_nr()) - 1
             if type(node).__name__ != "AccumulateGrad" and place >= 0:
                 layer, part = self._stretches[place][1]
@@ -187,9 +194,13 @@ class Counter(TorchDispatchMode):
             return out
         name, made = func.overloadpacket.__name__, _tensors((out,))
         before = {_storage(t) for t in given}
-        is_weight = bool(given) and before <= self._weights
+        is_weight = bool(given) and before <= self._weights  # computed from only weights
         new = [t for t in made if _storage(t) not in before]
-        self._note(new, is_weight=is_weight)
+        for t in new:
+            self._made_in[_storage(t)] = self.parts.layer
+            (self._weights.add if is_weight else self._weights.discard)(_storage(t))
+            if self._fakes:
+                self._alive.append(t.untyped_storage())
         if self.parts.part == PAUSED:
             return out
         is_free = not new or name.startswith(("empty", "new_empty"))
@@ -200,25 +211,20 @@ class Counter(TorchDispatchMode):
             moved = (*made, *made)
         elif name in STORES:
             moved = (*given[1:], given[-1])
-        read = sum(map(_size, moved))
-        plain = name.removesuffix("_")
+        # Expanded rows count once.
+        read = sum(min(t.numel() * t.element_size(), _bytes(t)) for t in moved)
         if func.overloadpacket in flop_registry:
             flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
             self.book("product", flops, read)
             if func in SAVED_PRODUCTS and not is_weight:
                 self.add_results(made)
         else:
-            self.book("arithmetic", _arithmetic(plain, args, made), read)
+            plain, flops = name.removesuffix("_").removeprefix("_foreach_"), 0.0
+            if plain not in NO_ARITHMETIC:
+                elements = [sum(t.numel() for t in _tensors((x,))) for x in (*args, *made)]
+                flops = float(PER_ELEMENT.get(plain, 1) * max(elements, default=0))
+            self.book("arithmetic", flops, read)
         return out
-
-    def _note(self, new: list[Tensor], *, is_weight: bool) -> None:
-        """Record the layer of new tensors and whether only weights produced them."""
-        for t in new:
-            home = _storage(t)
-            self._made_in[home] = self.parts.layer
-            (self._weights.add if is_weight else self._weights.discard)(home)
-            if self._fakes:
-                self._alive.append(t.untyped_storage())
 
     def book(self, sort: Sort, flops: float, num_bytes: float) -> None:
         """Add costs to the active part."""
@@ -317,14 +323,16 @@ class _Booked(torch.autograd.Function):
 
 @contextmanager
 def followed(
-    modules: Iterable[tuple[str, nn.Module]], layers: dict[nn.Module, int], parts: PartStack
+    modules: Iterable[tuple[str, nn.Module]],
+    parts: PartStack,
+    layers: Mapping[nn.Module, int] = MappingProxyType({}),
 ) -> Iterator[None]:
-    """Enter the part of each module, by name, during its forward pass."""
+    """Enter the part of each module, by name, during its forward pass; `layers`: numbers of layers."""
     with ExitStack() as attached:
         for name, module in modules:
             number = layers.get(module)
             before = module.register_forward_pre_hook(
-                lambda m, x, name=name, number=number: parts.enter(name, number)
+                lambda m, x, part=(name, number): parts.enter(*part)
             )
             after = module.register_forward_hook(lambda m, x, out: parts.leave())
             attached.callback(before.remove)
@@ -341,19 +349,6 @@ def _bytes(x: Tensor) -> int:
     return x.untyped_storage().nbytes()
 
 
-def _size(x: Tensor) -> int:
-    """Return the bytes of a tensor; expanded rows count once."""
-    return min(x.numel() * x.element_size(), _bytes(x))
-
-
-def _arithmetic(name: str, args: tuple[Any, ...], made: list[Tensor]) -> float:
-    plain = name.removeprefix("_foreach_")
-    if plain in NO_ARITHMETIC:
-        return 0.0
-    elements = [sum(t.numel() for t in _tensors((value,))) for value in (*args, *made)]
-    return float(PER_ELEMENT.get(plain, 1) * max(elements, default=0))
-
-
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors in arguments and nested lists."""
     found: list[Tensor] = []
@@ -363,16 +358,3 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
         elif isinstance(x, list | tuple):
             found += _tensors(x)
     return found
-
-
-def _nodes(roots: list[Any]) -> Iterator[Any]:
-    """Yield all nodes of an autograd graph."""
-    known = {root for root in roots if root is not None}
-    waiting = [*known]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for following, _ in node.next_functions:
-            if following is not None and following not in known:
-                known.add(following)
-                waiting.append(following)

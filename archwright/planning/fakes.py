@@ -9,7 +9,7 @@ import mmap
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, reduce
 from math import prod
 from typing import Any
 
@@ -71,11 +71,6 @@ def is_fake(x: Tensor) -> bool:
     return first <= x.untyped_storage().data_ptr() < first + size
 
 
-def faked(x: Any) -> Any:
-    """Return a fake for a real or meta tensor, other values unchanged."""
-    return fake_like(x) if isinstance(x, Tensor) and (x.is_meta or not is_fake(x)) else x
-
-
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
     """Run an operation; on fakes, compute only the result shapes.
 
@@ -83,31 +78,55 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[
         UserError: the results depend on values.
     """
     if not any(map(is_fake, tensors)):
-        is_large = prod(_broadcast(tensors)) > LARGE if tensors else _asked(args) > LARGE
-        if not is_large or str(kwargs.get("device")) == "meta":
+        if tensors:
+            number = prod(_broadcast(tensors))
+        else:
+            number = prod(args[0]) if args and isinstance(args[0], list | tuple) else 0
+        if number <= LARGE or str(kwargs.get("device")) == "meta":
             return func(*args, **kwargs)
         if not tensors:
-            return faked(func(*args, **{**kwargs, "device": "meta"}))
-    return _rule(func)(func, args, kwargs, tensors)
+            return fake_like(func(*args, **{**kwargs, "device": "meta"}))
+    first, name = tensors[0], func.overloadpacket.__name__
+    match _sort_of(func):
+        case "refused":
+            raise UserError(refusal(func))
+        case "scalar":
+            return _scalar(first)
+        case "view":
+            return func(*args, **kwargs)
+        case "written":
+            arguments = func._schema.arguments
+            values = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+            written = [values[a.name] for a in arguments if a.is_write]
+            return written[0] if len(func._schema.returns) == 1 else tuple(written)
+        case "pointwise":
+            return _pointwise(func, args, kwargs, tensors)
+        case "like":
+            dtype = kwargs.get("dtype") or first.dtype
+            if kwargs.get("memory_format") is torch.contiguous_format:
+                return fake(first.shape, dtype)
+            return fake_like(first, dtype)
+        case "by shape":
+            made = [None if x is None else fake(*x) for x in SHAPES[name](*args, **kwargs)]
+            return made[0] if len(func._schema.returns) == 1 else tuple(made)
+        case _:
+            return _by_meta(func, args, kwargs)
 
 
 @cache
-def _rule(func: Any) -> Callable[..., Any]:
-    """Return the implementation of an operation on fakes."""
+def _sort_of(func: Any) -> str:
+    """Return the rule for the results of an operation on fakes."""
     name = func.overloadpacket.__name__
-    if name == "_local_scalar_dense":
-        return _number
-    if name not in SHAPES and any(tag in func.tags for tag in REFUSED):
-        return _refuse
-    if func.is_view or name == "_unsafe_view":
-        return lambda func, args, kwargs, tensors: func(*args, **kwargs)
-    if func._schema.is_mutable:
-        return _written
-    if torch.Tag.pointwise in func.tags or name in POINTWISE:
-        return _pointwise
-    if name in LIKE:
-        return _like
-    return _by_shape if name in SHAPES else _by_meta
+    rules = {
+        "scalar": name == "_local_scalar_dense",
+        "refused": name not in SHAPES and any(tag in func.tags for tag in REFUSED),
+        "view": func.is_view or name == "_unsafe_view",
+        "written": func._schema.is_mutable,
+        "pointwise": torch.Tag.pointwise in func.tags or name in POINTWISE,
+        "like": name in LIKE,
+        "by shape": name in SHAPES,
+    }
+    return next((rule for rule, holds in rules.items() if holds), "by meta")
 
 
 def refusal(func: Any) -> str:
@@ -119,70 +138,29 @@ def refusal(func: Any) -> str:
     )
 
 
-def _refuse(func: Any, *_: Any) -> Any:
-    raise UserError(refusal(func))
-
-
-def _number(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> float | bool:
+def _scalar(x: Tensor) -> float | bool:
     """Return a constant for a scalar read: 1.0 or False."""
-    if tensors[0].dtype.is_floating_point:
-        return 1.0
-    if tensors[0].dtype == torch.bool:
-        return False
+    if x.dtype.is_floating_point or x.dtype == torch.bool:
+        return 1.0 if x.dtype.is_floating_point else False
     raise UserError(refusal(aten.item.default))
-
-
-def _written(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-    """Return the tensors written in place by an operation."""
-    names = [argument.name for argument in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    written = [given[a.name] for a in func._schema.arguments if a.is_write]
-    return written[0] if len(func._schema.returns) == 1 else tuple(written)
-
-
-def _like(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Tensor:
-    dtype = kwargs.get("dtype") or args[0].dtype
-    if kwargs.get("memory_format") is torch.contiguous_format:
-        return fake(args[0].shape, dtype)
-    return fake_like(args[0], dtype)
-
-
-def _by_shape(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-    rule = SHAPES[func.overloadpacket.__name__]
-    made = [None if x is None else fake(*x) for x in rule(*args, **kwargs)]
-    return made[0] if len(func._schema.returns) == 1 else tuple(made)
 
 
 def _pointwise(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
     """Return pointwise results, with dtypes from running the operation on one element."""
-    key = (func, *(_sort(x) for x in args), *kwargs.values())
-    if key not in _DTYPES:
-        out = func(*tree_map(_one, args), **tree_map(_one, kwargs))
-        _DTYPES[key] = out.dtype if isinstance(out, Tensor) else [x.dtype for x in out]
-    shape, dtypes = _broadcast(tensors), _DTYPES[key]
+
+    def one(x: Any) -> Any:
+        return torch.ones((1,) * x.ndim, dtype=x.dtype) if isinstance(x, Tensor) else x
+
+    shape, out = _broadcast(tensors), func(*tree_map(one, args), **tree_map(one, kwargs))
     first = next((x for x in tensors if x.shape == shape), None)
     strides = None
     if first is not None and kwargs.get("memory_format") is not torch.contiguous_format:
         strides = _dense_strides(first)
-    if isinstance(dtypes, list):
-        return tuple(fake(shape, dtype, strides) for dtype in dtypes)
-    return fake(shape, dtypes, strides)
+    return tree_map(lambda x: fake(shape, x.dtype, strides), out)
 
 
-_DTYPES: dict[Any, Any] = {}
-
-
-def _sort(x: Any) -> Any:
-    """Return the properties of an argument that determine result dtypes."""
-    return (x.dtype, x.ndim > 0) if isinstance(x, Tensor) else type(x)
-
-
-def _one(x: Any) -> Any:
-    return torch.ones((1,) * x.ndim, dtype=x.dtype) if isinstance(x, Tensor) else x
-
-
-def _by_meta(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-    """Return results from torch's meta kernels (loads the compiler)."""
+def _by_meta(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return results from torch's meta kernels; most of these load the compiler."""
 
     def plain(x: Any) -> Any:
         if isinstance(x, Tensor):
@@ -193,7 +171,7 @@ def _by_meta(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         out = func(*tree_map(plain, args), **tree_map(plain, kwargs))
     except NotImplementedError as error:
         raise UserError(refusal(func)) from error
-    return tree_map(faked, out)
+    return tree_map(lambda x: fake_like(x) if isinstance(x, Tensor) else x, out)
 
 
 def _dense_strides(x: Tensor) -> Sequence[int] | None:
@@ -221,26 +199,11 @@ def _broadcast(tensors: Sequence[Tensor]) -> Shape:
     return tuple(found)
 
 
-def _asked(args: tuple[Any, ...]) -> int:
-    """Return the number of elements of a factory call's shape."""
-    return prod(args[0]) if args and isinstance(args[0], list | tuple) else 0
-
-
 POINTWISE = {"floor_divide"}
 """Pointwise operations without torch's pointwise tag."""
 LIKE = {
-    *("_to_copy", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"),
-    *(
-        "cumsum",
-        "_softmax",
-        "_log_softmax",
-        "_softmax_backward_data",
-        "flip",
-        "roll",
-        "tril",
-        "triu",
-    ),
-    *("scatter", "scatter_add", "index_put", "index_add", "masked_scatter"),
+    *("_to_copy", "zeros_like", "ones_like", "empty_like", "full_like", "flip", "cumsum"),
+    *("_softmax", "_log_softmax", "_softmax_backward_data", "scatter", "scatter_add", "index_put"),
 }
 """Operations with a result like the first tensor."""
 
@@ -259,18 +222,6 @@ def _summed(x: Tensor, *args: Any, dtype: torch.dtype | None = None) -> Made:
     return _reduced(x, *args, dtype=dtype or whole)
 
 
-def _normed(x: Tensor, order: float = 2, *args: Any, dtype: torch.dtype | None = None) -> Made:
-    return _reduced(x, *args, dtype=dtype)
-
-
-def _where_largest(x: Tensor, *args: Any) -> Made:
-    return _reduced(x, *args, dtype=torch.int64)
-
-
-def _largest(x: Tensor, *args: Any) -> Made:
-    return [*_reduced(x, *args), *_reduced(x, *args, dtype=torch.int64)]
-
-
 def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Made:
     parts = [x for x in tensors if x.shape != (0,)]
     shape = [*parts[0].shape]
@@ -285,10 +236,7 @@ def _stacked(tensors: Sequence[Tensor], dim: int = 0) -> Made:
 
 
 def _promoted(tensors: Sequence[Tensor]) -> torch.dtype:
-    dtype = tensors[0].dtype
-    for x in tensors:
-        dtype = torch.promote_types(dtype, x.dtype)
-    return dtype
+    return reduce(torch.promote_types, (x.dtype for x in tensors))
 
 
 def _layer_norm(x: Tensor, normalized: Sequence[int], *_: Any) -> Made:
@@ -300,30 +248,10 @@ def _layer_norm_backward(grad: Tensor, x: Tensor, *args: Any) -> Made:
     return [None if t is None else (t.shape, x.dtype) for t in (x, args[3], args[4])]
 
 
-def _padded(x: Tensor, pad: Sequence[int], *_: Any) -> Made:
-    shape = [*x.shape]
-    for i in range(len(pad) // 2):
-        shape[-1 - i] += pad[2 * i] + pad[2 * i + 1]
-    return [(tuple(shape), x.dtype)]
-
-
-def _repeated(x: Tensor, repeats: Sequence[int]) -> Made:
-    before = (1,) * (len(repeats) - x.ndim)
-    return [(tuple(n * m for n, m in zip((*before, *x.shape), repeats, strict=True)), x.dtype)]
-
-
-def _sorted(x: Tensor, *_: Any, **__: Any) -> Made:
-    return [(x.shape, x.dtype), (x.shape, torch.int64)]
-
-
 def _topk(x: Tensor, k: int, dim: int = -1, *_: Any) -> Made:
     shape = [*x.shape]
     shape[dim] = k
     return [(tuple(shape), x.dtype), (tuple(shape), torch.int64)]
-
-
-def _searched(edges: Tensor, values: Tensor, *, out_int32: bool = False, **_: Any) -> Made:
-    return [(values.shape, torch.int32 if out_int32 else torch.int64)]
 
 
 def _indexed(x: Tensor, indices: Sequence[Tensor | None]) -> Made:
@@ -355,37 +283,25 @@ SHAPES: dict[str, Callable[..., Made]] = {
     "mm": lambda a, b: [((a.shape[0], b.shape[1]), a.dtype)],
     "addmm": lambda c, a, b, **_: [((a.shape[0], b.shape[1]), a.dtype)],
     "bmm": lambda a, b: [((*a.shape[:2], b.shape[2]), a.dtype)],
-    "baddbmm": lambda c, a, b, **_: [((*a.shape[:2], b.shape[2]), a.dtype)],
     "mv": lambda a, b: [((a.shape[0],), a.dtype)],
-    "dot": lambda a, b: [((), a.dtype)],
     "embedding": lambda table, index, *_: [((*index.shape, *table.shape[1:]), table.dtype)],
-    "embedding_dense_backward": lambda grad, index, rows, *_: [
-        ((rows, grad.shape[-1]), grad.dtype)
-    ],
     "native_layer_norm": _layer_norm,
     "native_layer_norm_backward": _layer_norm_backward,
     "sum": _summed,
     "mean": _reduced,
     "amax": _reduced,
-    "amin": _reduced,
     "logsumexp": _reduced,
-    "linalg_vector_norm": _normed,
-    "argmax": _where_largest,
-    "argmin": _where_largest,
-    "max": lambda x, *args: _largest(x, *args) if args else _reduced(x),
-    "min": lambda x, *args: _largest(x, *args) if args else _reduced(x),
+    "linalg_vector_norm": lambda x, order=2, *args, dtype=None: _reduced(x, *args, dtype=dtype),
+    "argmax": lambda x, *args: _reduced(x, *args, dtype=torch.int64),
     "cat": _joined,
     "stack": _stacked,
-    "constant_pad_nd": _padded,
-    "repeat": _repeated,
-    "sort": _sorted,
+    "sort": lambda x, *_, **__: [(x.shape, x.dtype), (x.shape, torch.int64)],
     "topk": _topk,
-    "searchsorted": _searched,
+    "searchsorted": lambda edges, x, *, out_int32=False, **_: [
+        (x.shape, torch.int32 if out_int32 else torch.int64)
+    ],
     "gather": lambda x, dim, index, **_: [(index.shape, x.dtype)],
     "index": _indexed,
-    "index_select": lambda x, dim, index: [
-        ((*x.shape[:dim], len(index), *x.shape[dim:][1:]), x.dtype)
-    ],
     "new_zeros": _new,
     "new_ones": _new,
     "new_full": _new,

@@ -97,15 +97,11 @@ def free_memory(device: str) -> int:
 
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    return min([int(psutil.virtual_memory().available), *_free_in_container()])
-
-
-def _free_in_container() -> list[int]:
-    """Return the free bytes below a container's limit; none without one (cgroup v2)."""
-    try:
+    free = int(psutil.virtual_memory().available)
+    try:  # below the limit of a container (cgroup v2)
         most, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        return []
+        return free
     # The kernel evicts cached files when memory is needed.
-    return [max(0, most - used + int(stat.get("inactive_file", 0)))]
+    return min(free, max(0, most - used + int(stat.get("inactive_file", 0))))

@@ -5,13 +5,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
-
 from archwright.model.model import Decoder
 from archwright.optim.groups import build_optimizers
 from archwright.optim.muon import Muon
+from archwright.planning.cost import part_of
 from archwright.planning.counter import OTHER, Key
-from archwright.planning.counts import part_of
 from archwright.planning.stages import PER_WEIGHT, optimizer_bytes
 from archwright.planning.trace import Precision, trace
 from archwright.spec.hardware import Hardware
@@ -24,6 +22,8 @@ SUMS = "norms and sums"
 """Operator of norms, and of sums in the residual stream, the embedding and gradients."""
 ELEMENTWISE = " elementwise"
 """Name suffix of elementwise operators: activations, gates, rotations, casts."""
+ESTIMATED = (SUMS, ELEMENTWISE)
+"""Name suffixes of operators with estimated FLOPs."""
 PER_LOGIT = (4, 3)
 """FLOPs of the loss per logit, forward and backward: the exponential, and the difference from the target."""
 PER_WEIGHT_MOVED = 12
@@ -95,10 +95,8 @@ def operators(
         updates: updates of weights per training pass; a microbatch has a fraction of one.
     """
     narrow = itemsize <= 2
-    if phase == "training":
-        precision: Precision = "autocast" if narrow else "fp32"
-    else:
-        precision = "bf16" if narrow else "fp32"
+    in_16_bits: Precision = "autocast" if phase == "training" else "bf16"
+    precision: Precision = in_16_bits if narrow else "fp32"
     found = trace(
         model,
         phase,
@@ -121,7 +119,7 @@ def operators(
         more = (flops, scale * found.num_bytes[key], forward)
         sums[name] = (before[0] + more[0], before[1] + more[1], before[2] + more[2])
     counted = [
-        Operator(name, *numbers, evidence="estimated" if _is_elementwise(name) else "counted")
+        Operator(name, *numbers, "estimated" if name.endswith(ESTIMATED) else "counted")
         for name, numbers in sums.items()
         if numbers[1]
     ]
@@ -129,10 +127,6 @@ def operators(
     if phase == "training":
         parts += _loss_and_optimizer(model, texts, length, target_length, itemsize, run, updates)
     return parts
-
-
-def _is_elementwise(name: str) -> bool:
-    return name == SUMS or name.endswith(ELEMENTWISE)
 
 
 def _title(key: Key, mixers: Collection[str]) -> str:
@@ -185,15 +179,12 @@ def update_costs(model: Decoder, run: RunSpec | None) -> tuple[float, float]:
     for optimizer in build_optimizers(model, run.optimizer).values():
         if isinstance(optimizer, Muon):
             for group in optimizer.param_groups:
-                flops += sum(group["steps"] * _step_of_muon(p) for p in group["params"])
+                for p in group["params"]:
+                    # A step is (b G + c G^2) X, G = X X^T, of matrices [m, n]: 2 m^2 n + m^3 multiplications.
+                    m, n = sorted(p.shape[-2:])
+                    matrices = p.numel() / (m * n)
+                    flops += group["steps"] * matrices * 2.0 * (2 * m * m * n + m**3)
     return flops, 3 * PER_WEIGHT * number + 2 * optimizer_bytes(run, model)
-
-
-def _step_of_muon(p: nn.Parameter) -> float:
-    """Return the FLOPs of (b G + c G^2) X, G = X X^T: 2 m^2 n + m^3 multiplications."""
-    m, n = sorted(p.shape[-2:])
-    matrices = p.numel() / (m * n)
-    return matrices * 2.0 * (2 * m * m * n + m**3)
 
 
 def ridge(hardware: Hardware, precision: str) -> float:

@@ -8,7 +8,7 @@ from archwright.model.model import Decoder
 from archwright.parts.linear import Linear
 from archwright.planning.cost import next_token_flops, prefill_flops
 from archwright.planning.memory import cache_bytes
-from archwright.planning.splits import share
+from archwright.planning.split import share
 from archwright.planning.training_memory import USABLE
 from archwright.spec.hardware import Hardware
 

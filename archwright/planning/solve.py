@@ -76,42 +76,47 @@ def match(
             return None
 
     spec.override(f"{free}={step}")  # raises if the path is invalid
-    allowed: list[int] = []
-    for multiple in _powers(step):
-        if (size := amount(multiple)) is not None:
-            allowed.append(multiple)
-            if size >= target and len(allowed) > 1:
-                break
-    if allowed and not (amount(allowed[0]) or 0) <= target <= (amount(allowed[-1]) or 0):
-        more = (odd * n for odd in (3, 5, 7) for n in _powers(odd * step))
-        outside = (n for n in more if not allowed[0] < n < allowed[-1])
-        allowed = sorted({*allowed} | {n for n in outside if amount(n) is not None})
-    if not allowed or amount(allowed[0]) == amount(allowed[-1]):
+    sizes = _search(amount, target, step)
+    least, most = min(sizes.values(), default=0.0), max(sizes.values(), default=0.0)
+    if least == most:
         raise UserError(f'match: "{free}" has no influence on {name}, or no allowed value')
-    below = max((n for n in allowed if (amount(n) or 0) <= target), default=allowed[0])
-    above = min((n for n in allowed if (amount(n) or 0) >= target), default=allowed[-1])
-    tried = {*allowed} & {below, above}
-    while above - below > 1:
-        middle = (below + above) // 2
-        valid = next((n for n in _around(middle, below, above) if amount(n) is not None), None)
-        if valid is None:
-            break
-        tried.add(valid)
-        if (amount(valid) or 0) < target:
-            below = valid
-        else:
-            above = valid
-    best = min(tried, key=lambda n: abs((amount(n) or 0) / target - 1))
-    closest = amount(best)
-    assert closest is not None
-    value = step * best
-    least, most = (amount(n) or 0 for n in (allowed[0], allowed[-1]))
+    best = min(sizes, key=lambda n: abs(sizes[n] / target - 1))
+    value, closest = step * best, sizes[best]
     if not least <= target <= most:
         raise UserError(
             f"match: {name}: found {target:,.6g}, which no value of {free} that was tried comes to; the nearest is "
             f"{value}, with {closest:,.6g}, {closest / target - 1:+.1%}"
         )
     return Solution(spec.override(f"{free}={value}"), value, closest)
+
+
+def _search(amount: Callable[[int], float | None], target: float, step: int) -> dict[int, float]:
+    """Return the allowed multiples that were tried, with their quantities, by bisection between powers of two."""
+    sizes: dict[int, float] = {}
+
+    def size(multiple: int) -> float | None:
+        if (found := amount(multiple)) is not None:
+            sizes[multiple] = found
+        return found
+
+    for multiple in _powers(step):
+        if (found := size(multiple)) is not None and found >= target and len(sizes) > 1:
+            break
+    if sizes and not min(sizes.values()) <= target <= max(sizes.values()):
+        first, last = min(sizes), max(sizes)
+        more = (odd * n for odd in (3, 5, 7) for n in _powers(odd * step))
+        for multiple in more:
+            if not first < multiple < last:
+                size(multiple)
+    below = max((n for n in sizes if sizes[n] <= target), default=min(sizes, default=0))
+    above = min((n for n in sizes if sizes[n] >= target), default=below)
+    while above - below > 1:
+        middle = (below + above) // 2
+        valid = next((n for n in _around(middle, below, above) if size(n) is not None), None)
+        if valid is None:
+            break
+        below, above = (valid, above) if sizes[valid] < target else (below, valid)
+    return sizes
 
 
 def _powers(step: int) -> list[int]:

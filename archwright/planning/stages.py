@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from archwright.parts.linear import Embedding, GroupedLinear, Linear
 from archwright.parts.mixers import AttentionMixer
 from archwright.planning.activations import LayerActivations
 from archwright.planning.memory import logit_bytes
-from archwright.planning.splits import Degrees, blocks_of, share
+from archwright.planning.split import Degrees, blocks_of, share
 from archwright.planning.trace import kinds_of
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
@@ -40,6 +41,8 @@ class Kind(NamedTuple):
 
 Weights = Mapping[Kind, int]
 """Number of weights by kind."""
+ById = dict[int, tuple[Kind, int]]
+"""Kind and number of elements of parameters, by id."""
 
 
 @dataclass(frozen=True)
@@ -100,25 +103,21 @@ class Needs:
     def stages(self, pipeline: int) -> tuple[Stage, ...]:
         """Return the stages of a pipeline; a single stage is the whole model."""
         if pipeline not in self._stages:
-            self._stages[pipeline] = tuple(self._cut(pipeline))
+            layers = [*layers_of(self.model)]
+            numbers, waiting = layers_by_stage(len(layers), pipeline), iter(layers)
+            self._stages[pipeline] = tuple(
+                self._stage([*islice(waiting, number)], place == 0, place == pipeline - 1)
+                for place, number in enumerate(numbers)
+            )
         return self._stages[pipeline]
 
-    def _cut(self, pipeline: int) -> Iterator[Stage]:
-        layers = [*layers_of(self.model)]
-        numbers, start = layers_by_stage(len(layers), pipeline), 0
-        for place, number in enumerate(numbers):
-            inside = layers[start : start + number]
-            start += number
-            yield self._stage(inside, is_first=place == 0, is_last=place == pipeline - 1)
-
     def _stage(
-        self, layers: list[tuple[Layer, ModelSpec, int]], *, is_first: bool, is_last: bool
+        self, layers: list[tuple[Layer, ModelSpec, int]], is_first: bool, is_last: bool
     ) -> Stage:
-        unique = dict.fromkeys(layer for layer, *_ in layers)
-        weights: dict[int, tuple[Kind, int]] = {}
-        for layer in unique:
-            weights |= self._weights[layer]
-        around = (self._first if is_first else {}) | (self._last if is_last else {})
+        by_layer, first, last = self._weights
+        of_layers = [by_layer[layer] for layer in dict.fromkeys(layer for layer, *_ in layers)]
+        weights = {at: each for by_id in of_layers for at, each in by_id.items()}
+        around = (first if is_first else {}) | (last if is_last else {})
         around = {at: each for at, each in around.items() if at not in weights}
         spec = self.model.spec
         return Stage(
@@ -126,60 +125,55 @@ class Needs:
             spec.dim * spec.residual.streams,
             2 - is_first - is_last,
             _added_up(weights | around),
-            max(
-                (_added_up(self._weights[layer]) for layer in unique),
-                key=lambda weights: sum(weights.values()),
-            ),
+            max(map(_added_up, of_layers), key=lambda weights: sum(weights.values())),
             _added_up(around),
             Counter(kind for *_, kind in layers),
             self.logits if is_last else 0.0,
             float(sum(spec.dim * len(layer.branches) for layer, spec, _ in layers)),
-            [keys for layer, *_ in layers for keys in _keys(layer)],
-            sum(_sent_to_experts(layer) for layer, *_ in layers),
+            [
+                (mixer.kept_blocks, mixer.kept_per_token)
+                for layer, *_ in layers
+                for mixer in layer.mixers().values()
+                if isinstance(mixer, AttentionMixer)
+            ],
+            sum(
+                m.active_fraction * len(m.weight) * m.d_out
+                for layer, *_ in layers
+                for m in layer.modules()
+                if isinstance(m, GroupedLinear) and m.is_residual_output
+            ),
         )
 
     @cached_property
-    def _cast(self) -> set[int]:
-        """Ids of the parameters of products, including a tied table."""
-        maps = (m for m in self.model.modules() if isinstance(m, Linear))
-        return {id(p) for m in maps for p in m.parameters(recurse=False)}
+    def _weights(self) -> tuple[dict[Layer, ById], ById, ById]:
+        """Parameters of each layer, before the layers or shared by all, and after the layers.
 
-    @cached_property
-    def _weights(self) -> dict[Layer, dict[int, tuple[Kind, int]]]:
-        """Parameters of each layer by id, so that shared parameters count once."""
-        return {
-            layer: self._kinds(layer, in_layer=True)
-            for layer in dict.fromkeys(self.model.all_layers)
-        }
+        Ids let shared parameters count once; a tied table counts at both ends.
+        """
+        model = self.model
+        # Parameters of products, including a tied table.
+        maps = (m for m in model.modules() if isinstance(m, Linear))
+        cast = {id(p) for m in maps for p in m.parameters(recurse=False)}
 
-    @cached_property
-    def _last(self) -> dict[int, tuple[Kind, int]]:
-        """Parameters after the layers; a tied table counts at both ends."""
-        found: dict[int, tuple[Kind, int]] = {}
-        for module in (self.model.norm, self.model.head, self.model.sequence_head):
+        def kinds(module: nn.Module, *, in_layer: bool) -> ById:
+            by_id: ById = {}
+            for m in module.modules():
+                for name, parameter in m.named_parameters(recurse=False):
+                    blocks = _blocks(m, name, in_layer=in_layer)
+                    state, is_cast = self._optimizer.get(id(parameter), 0), id(parameter) in cast
+                    kind = Kind(blocks, isinstance(m, GroupedLinear), is_cast, state)
+                    by_id.setdefault(id(parameter), (kind, parameter.numel()))
+            return by_id
+
+        layers = {layer: kinds(layer, in_layer=True) for layer in dict.fromkeys(model.all_layers)}
+        last: ById = {}
+        for module in (model.norm, model.head, model.sequence_head):
             if module is not None:
-                found |= self._kinds(module, in_layer=False)
-        return found
-
-    @cached_property
-    def _first(self) -> dict[int, tuple[Kind, int]]:
-        """Parameters before the layers, and parameters shared by all layers."""
-        tables = {id(m.weight) for m in self.model.modules() if isinstance(m, Embedding)}
-        behind = {at for at in self._last if at not in tables}
-        inside = {at for found in self._weights.values() for at in found}
-        every = self._kinds(self.model, in_layer=False)
-        return {at: each for at, each in every.items() if at not in behind | inside}
-
-    def _kinds(self, module: nn.Module, *, in_layer: bool) -> dict[int, tuple[Kind, int]]:
-        found: dict[int, tuple[Kind, int]] = {}
-        for m in module.modules():
-            for name, parameter in m.named_parameters(recurse=False):
-                blocks = _blocks(m, name, in_layer=in_layer)
-                kept = self._optimizer.get(id(parameter), 0)
-                is_cast = id(parameter) in self._cast
-                kind = Kind(blocks, isinstance(m, GroupedLinear), is_cast, kept)
-                found.setdefault(id(parameter), (kind, parameter.numel()))
-        return found
+                last |= kinds(module, in_layer=False)
+        tables = {id(m.weight) for m in model.modules() if isinstance(m, Embedding)}
+        elsewhere = {*last} - tables | {at for by_id in layers.values() for at in by_id}
+        every = kinds(model, in_layer=False)
+        return layers, {at: each for at, each in every.items() if at not in elsewhere}, last
 
 
 def layers_by_stage(num_layers: int, stages: int) -> list[int]:
@@ -210,7 +204,7 @@ def optimizer_bytes_by_parameter(run: RunSpec, model: Decoder) -> dict[int, int]
     }
 
 
-def _added_up(weights: Mapping[int, tuple[Kind, int]]) -> Weights:
+def _added_up(weights: ById) -> Weights:
     found: Counter[Kind] = Counter()
     for kind, number in weights.values():
         found[kind] += number
@@ -236,19 +230,3 @@ def layers_of(model: Decoder) -> Iterator[tuple[Layer, ModelSpec, int]]:
         for place, layer in enumerate(stack.stack):
             yield layer, stack.spec, kind_at[place]
         number += len(kinds)
-
-
-def _keys(layer: Layer) -> Iterator[tuple[int, int]]:
-    """Yield the blocks and elements per token of keys and values."""
-    for mixer in layer.mixers().values():
-        if isinstance(mixer, AttentionMixer):
-            yield mixer.kept_blocks, mixer.kept_per_token
-
-
-def _sent_to_experts(layer: Layer) -> float:
-    """Return the elements per token sent to experts: width times top_k."""
-    return sum(
-        m.active_fraction * len(m.weight) * m.d_out
-        for m in layer.modules()
-        if isinstance(m, GroupedLinear) and m.is_residual_output
-    )

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -112,82 +112,97 @@ def trace(
     """
     if model.spec.encoder_model is None:
         target_length = None
+    asked = _Pass(phase, length, target_length, texts, precision, kernel, tensor)
     if real:
-        return _traced(model, phase, length, target_length, texts, precision, kernel, tensor, True)
+        return _traced(model, asked, real=True)
     if any(not p.is_meta for p in model.parameters()):
         if model not in _ON_META:
             _ON_META[model] = build(model.spec, device="meta")
         model = _ON_META[model]
     known = _TRACES.setdefault(model, {})
-    asked = (phase, length, target_length, texts, precision, kernel, tensor)
     if asked not in known:
-        known[asked] = _traced(model, *asked)
+        known[asked] = _traced(model, asked)
     return known[asked]
 
 
-_TRACES: WeakKeyDictionary[Decoder, dict[Any, Trace]] = WeakKeyDictionary()
+class _Pass(NamedTuple):
+    """Arguments of a trace."""
+
+    phase: Phase
+    length: int
+    target_length: int | None
+    texts: int
+    precision: Precision
+    kernel: str
+    tensor: int
+
+
+_TRACES: WeakKeyDictionary[Decoder, dict[_Pass, Trace]] = WeakKeyDictionary()
 _ON_META: WeakKeyDictionary[Decoder, Decoder] = WeakKeyDictionary()
 
 
-def _traced(
-    model: Any,
-    phase: Phase,
-    length: int,
-    target_length: int | None,
-    texts: int,
-    precision: Precision,
-    kernel: str,
-    tensor: int,
-    real: bool = False,
-) -> Trace:
+def _traced(model: Any, asked: _Pass, *, real: bool = False) -> Trace:
     parts = PartStack()
-    trains = phase in ("activations", "training")
+    trains = asked.phase in ("activations", "training")
     was_training = model.training
     with ExitStack() as inside:
-        layers, times = inside.enter_context(_one_of_each_kind(model, tensor))
+        layers, times = inside.enter_context(_one_of_each_kind(model, asked.tensor))
         for mixer in (m for stack in model.stacks for m in stack.mixers()):
             if "kernel" in vars(mixer):
                 inside.callback(setattr, mixer, "kernel", mixer.kernel)
-            mixer.use_kernel(kernel)
+            mixer.use_kernel(asked.kernel)
         modules = [*_named_modules(model, {*layers})]
-        weights = inside.enter_context(_weights(modules, precision, real=real))
+        weights = inside.enter_context(_weights(modules, asked.precision, real=real))
         counter = Counter(parts, weights)
         entering, provided = inside.enter_context(_entering(layers, counter))
         inside.callback(_forget, layers)
-        inside.enter_context(followed(modules, layers, parts))
+        inside.enter_context(followed(modules, parts, layers))
         inside.enter_context(counter.counting(fakes=not real))
         model.train(trains)
         inside.callback(model.train, was_training)
-        if precision == "autocast":
+        if asked.precision == "autocast":
             inside.enter_context(torch.autocast("cpu", torch.bfloat16))
         with torch.set_grad_enabled(trains):
-            tokens = torch.zeros(texts, length, dtype=torch.long)
-            _PASSES[phase](model, counter, tokens if real else fake_like(tokens), target_length)
-    partial = {name for name, m in modules if isinstance(m, Linear) and m.cut == "rowwise"}
-    experts = {
+            tokens = torch.zeros(asked.texts, asked.length, dtype=torch.long)
+            tokens = tokens if real else fake_like(tokens)
+            if asked.phase == "decode":
+                _decode(model, counter, tokens)
+            elif asked.phase == "prefill":
+                _prefill(model, tokens)
+            else:
+                out = _forward(model, tokens, asked.target_length)
+                if asked.phase == "training":
+                    _backward(out, parts)
+    experts = tuple(
         f"{name}.{branch}"
         for name, m in modules
         if isinstance(m, Layer)
         for branch in m.branches
         if m.branch(branch).expert_parallel is not None
-    }
-    gathered = {name for name, _ in modules if name.startswith(tuple(experts))}
-    flops, num_bytes = (_added_up(sums, times) for sums in (counter.flops, counter.num_bytes))
-    kept, results = counter.kept, counter.results
-    return Trace(flops, num_bytes, kept, results, entering, times, provided, partial, gathered)
+    )
+    return Trace(
+        _added_up(counter.flops, times),
+        _added_up(counter.num_bytes, times),
+        counter.kept,
+        counter.results,
+        entering,
+        times,
+        provided,
+        partial={name for name, m in modules if isinstance(m, Linear) and m.cut == "rowwise"},
+        gathered={name for name, _ in modules if name.startswith(experts)},
+    )
 
 
-def _forward(model: Any, counter: Counter, tokens: Tensor, target_length: int | None) -> Output:
+def _forward(model: Any, tokens: Tensor, target_length: int | None) -> Output:
     out: Output = model(**_inputs(model, tokens, target_length or tokens.shape[1]).given())
     return out
 
 
-def _training(model: Any, counter: Counter, tokens: Tensor, target_length: int | None) -> None:
-    out = _forward(model, counter, tokens, target_length)
-    found = (out.logits, out.sequence_logits, out.replaced_logits)
-    roots = [x for x in found if x is not None and x.requires_grad]
-    counter.parts.follow_backward(*roots)
-    counter.parts.phase = "backward"
+def _backward(out: Output, parts: PartStack) -> None:
+    results = (out.logits, out.sequence_logits, out.replaced_logits)
+    roots = [x for x in results if x is not None and x.requires_grad]
+    parts.follow_backward(*roots)
+    parts.phase = "backward"
     _Root.apply(*roots).backward()  # type: ignore[no-untyped-call]
 
 
@@ -204,9 +219,9 @@ class _Root(torch.autograd.Function):
         return tuple(map(torch.empty_like, ctx.roots))
 
 
-def _prefill(model: Any, counter: Counter, tokens: Tensor, target_length: int | None) -> None:
+def _prefill(model: Any, tokens: Tensor) -> None:
     if model.spec.generator_model is not None:
-        _forward(model, counter, tokens, target_length)
+        _forward(model, tokens, None)
         return
     inputs = _inputs(model, tokens, 1).given()
     if (cache := _new_cache(model)) is not None:
@@ -214,16 +229,14 @@ def _prefill(model: Any, counter: Counter, tokens: Tensor, target_length: int | 
     model.head(model.hidden(**inputs)[:, -1:])
 
 
-def _decode(model: Any, counter: Counter, tokens: Tensor, target_length: int | None) -> None:
+def _decode(model: Any, counter: Counter, tokens: Tensor) -> None:
     cache = _new_cache(model)
-    if cache is None:  # read the whole text again
-        _prefill(model, counter, tokens, target_length)
+    prefix = max(map(prefix_size, model.masks.values()), default=0)
+    # Without a cache, the whole text is read again; a prefix must be read in one piece.
+    if cache is None or 1 < tokens.shape[1] <= prefix:
+        _prefill(model, tokens)
         return
     source: tuple[None, ...] = ()
-    prefix = max(map(prefix_size, model.masks.values()), default=0)
-    if 1 < tokens.shape[1] <= prefix:  # a prefix must be read in one piece
-        _prefill(model, counter, tokens, target_length)
-        return
     counter.off = True
     if isinstance(model, EncoderDecoder):
         source, cache.memory = (None,), model.encode(tokens)
@@ -244,15 +257,6 @@ def _new_cache(model: Any) -> Cache | None:
     except UserError:
         return None
     return cache
-
-
-_PASSES: dict[Phase, Any] = {
-    "forward": _forward,
-    "activations": _forward,
-    "training": _training,
-    "prefill": _prefill,
-    "decode": _decode,
-}
 
 
 def _inputs(model: Decoder, tokens: Tensor, target_length: int) -> Inputs:
@@ -320,7 +324,7 @@ def _weights(
                 # Count the products of several branches separately, each for its branch.
                 inside.callback(vars(module).pop, "can_join", None)
                 module.can_join = False
-            for tensors in (module._parameters, module._buffers):
+            for tensors in cast(tuple[Any, ...], (module._parameters, module._buffers)):
                 is_weight = tensors is module._parameters
                 narrow = torch.bfloat16 if precision == "bf16" and is_weight else None
                 for name, tensor in [(n, t) for n, t in tensors.items() if t is not None]:
@@ -328,13 +332,9 @@ def _weights(
                         new = tensor if real else fake_like(tensor.detach(), narrow)
                         made[id(tensor)] = new.requires_grad_(tensor.requires_grad)
                         weights += [new] * is_weight
-                    inside.callback(_put, tensors, name, tensor)
-                    _put(tensors, name, made[id(tensor)])
+                    inside.callback(tensors.__setitem__, name, tensor)
+                    tensors[name] = made[id(tensor)]
         yield weights
-
-
-def _put(tensors: Any, name: str, tensor: Tensor) -> None:
-    tensors[name] = tensor
 
 
 @contextmanager

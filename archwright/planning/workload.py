@@ -2,9 +2,11 @@
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from archwright.planning.split import Split, parse_split
+from archwright.planning.training_memory import USABLE, Setup
 from archwright.spec.errors import UserError
 from archwright.spec.hardware import Hardware, load_hardware
 
@@ -18,6 +20,10 @@ MOST_DEVICES = 2**24
 NOT_TRAINED_IN = ("int8", "fp4")
 """Precisions for serving only."""
 MOST_PRICE = 1e6
+MOST_BUBBLE = 1.0
+"""Largest pipeline bubble: idle time over compute time."""
+FEW_SEQUENCES = "few sequences"
+"""Reason if a step has fewer micro-batches than groups of devices."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,33 @@ class Workload:
     """Split of the training; None: the first that fits."""
     micro_batch: int | None = None
     """Sequences per micro-batch; None: the largest number that fits."""
+
+    @property
+    def texts(self) -> float:
+        """Sequences per training step, once `context` is known."""
+        assert self.context is not None
+        return self.batch_tokens / self.context
+
+    @property
+    def memory(self) -> float:
+        """Usable bytes per device."""
+        return USABLE * self.hardware.memory_bytes
+
+    def why_not(self, way: Setup) -> str:
+        """Return the reason why a setup does not fit; empty if it fits."""
+        if way.split.ranks * way.batch.micro > self.texts:
+            return FEW_SEQUENCES
+        if way.memory.total > self.memory:
+            return "memory"
+        return "pipeline bubble" if way.bubble > MOST_BUBBLE and self.split is None else ""
+
+    def exchange(self, way: Setup) -> float | None:
+        """Return the seconds of communication per step at full bandwidth.
+
+        None without communication or a known bandwidth.
+        """
+        links = self.hardware.interconnect_bandwidth
+        return None if links == "none" or not way.exchange else sum(way.exchange.values()) / links
 
     @property
     def training_precision(self) -> str:
@@ -86,23 +119,7 @@ def workload(
         lines += error.lines
     if devices is None:
         devices = 1 if device is None else device.usual_devices
-    amount = _amount(tokens.removesuffix(PER_PARAMETER))
-    if not 0 < amount <= MOST_TOKENS:
-        lines.append(f'tokens: found "{tokens}"; expected a number such as 15T, 300B or 20xparams')
-    batch_tokens = BATCH if batch is None else _amount(batch)
-    if not 1 <= batch_tokens <= MOST_TOKENS:
-        lines.append(f'batch: found "{batch}"; expected tokens of a step, such as 4M or 512k')
-    if not 1 <= devices <= MOST_DEVICES:
-        lines.append(f"devices: found {devices}; expected 1 to {MOST_DEVICES:,}")
-    if context is not None and not 1 <= context <= 2**30:
-        lines.append(f"context: found {context}; expected 1 to {2**30:,}")
-    if micro_batch is not None and micro_batch < 1:
-        lines.append(f"micro-batch: found {micro_batch}; expected 1 or more sequences")
-    if price is not None and not 0 <= price <= MOST_PRICE:
-        lines.append(f"price: found {price:g}; expected 0 to {MOST_PRICE:,.0f}")
-    shares = [_share(text) for text in mfu.split("-")]
-    if len(shares) > 2 or not all(0 < share <= 1 for share in shares) or shares != sorted(shares):
-        lines.append(f'mfu: found "{mfu}"; expected a share of the peak such as 0.4, or 0.3-0.5')
+    lines += _mistakes(tokens, batch, devices, context, micro_batch, price, mfu)
     fixed = None
     try:
         fixed = None if split == "auto" else parse_split(split, max(1, devices))
@@ -110,32 +127,59 @@ def workload(
         lines += error.lines
     if lines or device is None:
         raise UserError(*lines)
-    by_parameter = tokens.endswith(PER_PARAMETER)
-    limits = shares[0], shares[-1]
+    shares = _shares(mfu)
     return Workload(
         device,
         devices,
         precision,
-        amount,
-        by_parameter,
-        batch_tokens,
-        batch,
-        context,
-        limits,
-        price,
-        fixed,
-        micro_batch,
+        tokens=_amount(tokens.removesuffix(PER_PARAMETER)),
+        per_parameter=tokens.endswith(PER_PARAMETER),
+        batch_tokens=BATCH if batch is None else _amount(batch),
+        batch=batch,
+        context=context,
+        mfu=(shares[0], shares[-1]),
+        price=price,
+        split=fixed,
+        micro_batch=micro_batch,
     )
+
+
+def _mistakes(
+    tokens: str,
+    batch: str | None,
+    devices: int,
+    context: int | None,
+    micro_batch: int | None,
+    price: float | None,
+    mfu: str,
+) -> Iterator[str]:
+    """Yield a line for each option out of its range."""
+    if not 0 < _amount(tokens.removesuffix(PER_PARAMETER)) <= MOST_TOKENS:
+        yield f'tokens: found "{tokens}"; expected a number such as 15T, 300B or 20xparams'
+    if batch is not None and not 1 <= _amount(batch) <= MOST_TOKENS:
+        yield f'batch: found "{batch}"; expected tokens of a step, such as 4M or 512k'
+    if not 1 <= devices <= MOST_DEVICES:
+        yield f"devices: found {devices}; expected 1 to {MOST_DEVICES:,}"
+    if context is not None and not 1 <= context <= 2**30:
+        yield f"context: found {context}; expected 1 to {2**30:,}"
+    if micro_batch is not None and micro_batch < 1:
+        yield f"micro-batch: found {micro_batch}; expected 1 or more sequences"
+    if price is not None and not 0 <= price <= MOST_PRICE:
+        yield f"price: found {price:g}; expected 0 to {MOST_PRICE:,.0f}"
+    shares = _shares(mfu)
+    if len(shares) > 2 or not all(0 < share <= 1 for share in shares) or shares != sorted(shares):
+        yield f'mfu: found "{mfu}"; expected a share of the peak such as 0.4, or 0.3-0.5'
+
+
+def _shares(mfu: str) -> list[float]:
+    """Return the ends of a range; NaN if the text is invalid."""
+    try:
+        return [float(text) for text in mfu.split("-")]
+    except ValueError:
+        return [math.nan]
 
 
 def _amount(text: str) -> float:
     """Return a number of tokens; NaN if the text is invalid."""
     match = AMOUNT.fullmatch(text.replace("_", ""))
     return float(match[1]) * SCALES[match[2]] if match else math.nan
-
-
-def _share(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

@@ -1,7 +1,7 @@
-"""Data only: published architectures, recipes for runs."""
+"""Data: published architectures, recipes, studies, hardware, and templates of choices."""
 
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 THIS = "this"
-"""Hardware that no file describes: the machine that asks."""
+"""Name of the local machine as hardware; the others have a file each."""

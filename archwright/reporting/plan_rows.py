@@ -6,8 +6,10 @@ from typing import NamedTuple
 from archwright import format as fmt
 from archwright.catalogue.part_titles import MEMORY, part_title
 from archwright.planning.cost import BACKWARD
-from archwright.planning.plans import FEW_SEQUENCES, Plan, Range, larger_numbers
+from archwright.planning.plans import Plan, Range
+from archwright.planning.search import larger_numbers
 from archwright.planning.training_memory import Setup
+from archwright.planning.workload import FEW_SEQUENCES
 
 STATE = ("weights", "gradients", "optimizer")
 """Model states: parts of the memory that are counted, not estimated."""
@@ -151,7 +153,7 @@ def _micro_batch(way: Setup) -> str:
 def _fit(plan: Plan) -> tuple[str, str, str]:
     if plan.setup is not None:
         return "yes", "estimated", ""
-    groups, micro, texts = plan.smallest.split.ranks, plan.smallest.batch.micro, plan.texts
+    groups, micro, texts = plan.smallest.split.ranks, plan.smallest.batch.micro, plan.workload.texts
     if groups * micro > texts:
         number = "one sequence" if texts == 1 else f"{texts:.0f} sequences"
         batch = "" if micro == 1 else f" with {micro:,} each"
@@ -227,9 +229,9 @@ ABOUT_STRATEGIES = (
 
 def about_strategies(plan: Plan) -> str:
     """Describe the columns `STRATEGIES` and, if it occurs, a batch with less than one micro-batch per group."""
-    if all(plan.why_not(way) != FEW_SEQUENCES for way in plan.ways):
+    if all(plan.workload.why_not(way) != FEW_SEQUENCES for way in plan.ways):
         return ABOUT_STRATEGIES
-    number = "one" if plan.texts == 1 else fmt.significant(plan.texts)
+    number = "one" if plan.workload.texts == 1 else fmt.significant(plan.workload.texts)
     few = f"{FEW_SEQUENCES.capitalize()}: {number} a step, less than a micro-batch for each data-parallel group."
     return f"{ABOUT_STRATEGIES} {few}"
 
@@ -249,8 +251,8 @@ def strategy_rows(plan: Plan) -> Iterator[tuple[Setup, tuple[str, ...]]]:
                 fmt.size(memory.total - state),
                 fmt.size(memory.total),
                 fmt.size(sent) if sent else "-",
-                "-" if (seconds := plan.exchange(way)) is None else fmt.duration(seconds),
-                f"no: {why}" if (why := plan.why_not(way)) else "yes",
+                "-" if (seconds := plan.workload.exchange(way)) is None else fmt.duration(seconds),
+                f"no: {why}" if (why := plan.workload.why_not(way)) else "yes",
             ),
         )
 

@@ -1,6 +1,6 @@
-"""Many devices: one run that several processes train together, each on its rows of every batch.
+"""Training of one run on several ranks.
 
-Parameters, gradients and the optimizers' states are replicated, sharded, or both, by torch's FSDP2, and layers are
-shared by their heads and hidden values, tensor parallel. Both are applied from outside: a model knows nothing of it.
-Only this room imports torch.distributed, and only in processes that torchrun started.
+FSDP2 shards and replicates parameters, gradients and optimizer states. Tensor, context, expert and pipeline parallelism
+split layers, sequences, experts and stacks of layers. Models contain no code for it: hooks and methods are added here.
+Only this room imports torch.distributed, and only in processes started by torchrun.
 """

@@ -1,98 +1,66 @@
-"""The processes that torchrun started, and what they tell one another."""
+"""The process group of a run that torchrun started."""
 
 import contextlib
 import json
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from archwright.data.batches import share_of
-from archwright.data.inputs import Batch
 from archwright.format import duration
-from archwright.model.model import Decoder, Output
-from archwright.optim import Optimizers
-from archwright.parts.branch import Branch
 from archwright.scale import connections
-from archwright.scale.context import share_texts
-from archwright.scale.held_parameters import HeldParameters, Look
+from archwright.scale.distributed import Distributed
 from archwright.scale.launch import EndedError, Launch, LostError, awaited
-from archwright.scale.layout import ONE, Layout
-from archwright.scale.processes import Passes, Processes, stretch_of
-from archwright.scale.shards import ModelShards
+from archwright.scale.layout import Layout
 from archwright.spec.errors import UserError
-
-if TYPE_CHECKING:
-    from archwright.scale.pipeline import Pipeline
 
 T = TypeVar("T")
 Order = dict[str, Any]
-"""What the first process tells the others to do with it, as JSON."""
+"""How rank 0 begins a run, as JSON."""
 
 START = timedelta(days=7)
-"""Time that the others wait for the first to prepare a run: reading a large text takes its time."""
+"""Longest time in which rank 0 prepares a run, such as reading a large text."""
 LOOK_SECONDS = 0.1
-"""Time between looks of the first process at whether the others have heard what it begins with."""
-ROOM = 2048
-"""Bytes of an order that are sent at once."""
+"""Time between checks whether all ranks have received the order to begin."""
+WAIT_SECONDS = 10.0
+"""Time between messages of rank 0 to the ranks that wait for it."""
 
 
-class Group(Processes):
-    """All processes of a run, of which this is one; the first orders, the others follow.
-
-    Args:
-        launch: the place of this process.
-    """
+class Group(Distributed):
+    """All ranks of a run."""
 
     number = 0
-    """How many groups this process has been in; all processes have been in as many."""
+    """Number of groups of this process so far, which is the same in all processes."""
     is_stuck = False
-    """Whether a group has failed so that its processes cannot be in another: a GPU that waits for others hears of
-    nothing."""
+    """True if a group failed so that its processes cannot form another: collectives of GPUs cannot be ended."""
 
     def __init__(self, launch: Launch) -> None:
-        self.launch, self.layout, self.device = launch, ONE, torch.device("cpu")
+        super().__init__(launch)
         self.is_open = False
-        self.busy = False
-        """Whether processes are at work together, so that an order would not be heard."""
-        self.stop_asked = False
-        """Whether this process was asked to stop, or, behind a sum, any."""
+        self.agreed = False
+        """True if every rank has the exception that ends the run, so that the group can be left in order."""
         with awaited(launch):
             store, _, _ = next(rendezvous("env://", timeout=START))
         self._ends = PrefixStore("archwright/ends", store)
-        # A script may train twice. Until `begin` and `wait_to_begin` this is a place that processes which torchrun has
-        # started again share with those before them; from then on, one of this group alone.
+        # A script may train twice. Until `begin` and `wait_to_begin`, restarted processes share this prefix with their
+        # predecessors; then, each group has its own.
         self._store = PrefixStore(f"archwright/{Group.number}", store)
         Group.number += 1
-        self._looks: list[Look] = []
-        """What sees the gradients of a step."""
-        self._shards: ModelShards | None = None
-        self._stage: dist.ProcessGroup | None = None
-        """Those that compute the same layers; None: all."""
-        self._pipeline: Pipeline | None = None
 
     @property
-    def rank(self) -> int:
-        return self.launch.rank // (self.layout.tensor * self.layout.context) % self.size
-
-    @property
-    def counts(self) -> bool:
-        """Whether what this process found counts in a sum: that of others of its tensor group is the same, and other
-        stages have found nothing."""
-        return self.launch.rank % self.layout.tensor == 0
+    def is_first(self) -> bool:
+        return self.launch.rank == 0
 
     def begin(self, order: Order) -> None:
-        """Let the others begin with an order, and join them; for the first process.
+        """Rank 0: send the order to begin to all ranks, and open the group.
 
         Raises:
             LostError: another process has ended, or does not answer.
@@ -103,13 +71,11 @@ class Group(Processes):
             self._open(order)
 
     def _answer_all(self, order: Order) -> None:
-        """Give an order to each of the others that asks for it, until all have it.
+        """Answer the requests of ranks with an order, until all have confirmed it.
 
-        torchrun often keeps one store over all restarts, and nothing that it tells a process is the same on all
-        machines and new after each restart: TORCHELASTIC_RESTART_COUNT counts what one machine's torchrun saw fail. So
-        each process that follows asks under a name of its own, which no order of earlier processes answers. What the
-        first one finds may have been asked by processes that are dead: it gives the order to every name that it
-        finds, until each of the others says, at a place that this group alone has, that it has heard.
+        torchrun may keep one store over restarts, and sets no variable that is new after each restart and equal on all
+        machines. Therefore, each rank requests the order under a unique name. Some names may belong to dead processes,
+        so all are answered. Ranks confirm under a prefix of this group.
         """
         everyone, name = self._store, uuid4().hex
         self._store = PrefixStore(name, everyone)
@@ -119,7 +85,7 @@ class Group(Processes):
         until = time.monotonic() + connections.PATIENCE.total_seconds()
         while not self._store.check(heard):
             if time.monotonic() > until:
-                if order["do"] == LEAVE:  # there is nothing to do without them either
+                if order["do"] == LEAVE:  # nothing to do for them
                     return
                 raise self._lost(_silence())
             if everyone.check(asking):
@@ -127,11 +93,11 @@ class Group(Processes):
                 for asker in new:
                     everyone.set(f"{_BEGIN}/{asker.decode()}", answer)
                 answered |= new
-            # One process alone looks again and again: the others wait in the store.
+            # Only rank 0 polls; the others wait in the store.
             time.sleep(LOOK_SECONDS)
 
     def wait_to_begin(self) -> Order:
-        """Return the order that the first process begins with, and join it if there is something to do."""
+        """Return rank 0's order to begin, and open the group unless the order is to leave."""
         everyone, name = self._store, uuid4().hex
         everyone.set(f"{_ASKING}/{self.launch.rank}", name)
         everyone.wait([f"{_BEGIN}/{name}"], START)
@@ -153,44 +119,82 @@ class Group(Processes):
         with self.together():
             connections.open_all(backend, self._store, self.launch)
 
-    def order(self, order: Order) -> None:
-        """Tell all others what to do; for the first process.
+    def first(self, work: Callable[[], T]) -> T:
+        """Call a function on rank 0 alone, and return its result on every rank.
+
+        Other ranks wait as long as the function takes: rank 0 broadcasts a message every WAIT_SECONDS, which fails if
+        a rank has died.
 
         Raises:
-            LostError: another process has ended, or does not answer.
+            EndedError: the function raised; rank 0 raises the exception itself.
         """
-        text = json.dumps(order).encode()
-        head = len(text).to_bytes(8, "little") + text[: ROOM - 8]
-        with self.together():
-            dist.broadcast(torch.frombuffer(bytearray(head.ljust(ROOM)), dtype=torch.uint8), 0)
-            if rest := text[ROOM - 8 :]:
-                dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0)
+        if self.is_first:
+            with self.others_waiting() as message:
+                value = message["value"] = work()
+        else:
+            value = self.wait_for_first()
+        return value
 
-    def next_order(self) -> Order:
-        """Return what the first process tells this one to do.
+    @contextlib.contextmanager
+    def others_waiting(self) -> Iterator[dict[str, Any]]:
+        """Rank 0: keep the ranks in `wait_for_first` during the block, then send them its "value" or exception."""
+        over, failures = threading.Event(), list[Exception]()
 
-        Raises:
-            LostError: it has ended, or does not answer.
-        """
-        head = torch.empty(ROOM, dtype=torch.uint8)
-        with self.together():
-            dist.broadcast(head, 0)
-            content = bytes(head.tolist())
-            length = int.from_bytes(content[:8], "little")
-            text = content[8 : 8 + length]
-            if length > ROOM - 8:
-                rest = torch.empty(length - ROOM + 8, dtype=torch.uint8)
-                dist.broadcast(rest, 0)
-                text += bytes(rest.tolist())
-        order: Order = json.loads(text)
-        return order
+        def keep_waiting() -> None:
+            try:
+                while not over.wait(WAIT_SECONDS):
+                    self._broadcast({"wait": True})
+            except Exception as error:
+                failures.append(error)
 
-    def tell(self, what: str, value: Any) -> None:
-        """Say something to the first process, which need not listen; a thread of its own may do so."""
-        self._store.set(f"{what}/{self.launch.rank}", json.dumps(value))
+        def end_waiting(message: dict[str, Any]) -> None:
+            over.set()
+            thread.join()
+            if failures:
+                raise failures[0]
+            self._broadcast(message)
+
+        thread, message = threading.Thread(target=keep_waiting, daemon=True), {"value": None}
+        thread.start()
+        try:
+            yield message
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):  # the block's exception takes precedence
+                end_waiting({"error": described(error, "the first process has ended this run")})
+                self.agreed = True
+            raise
+        end_waiting(message)
+
+    def wait_for_first(self) -> Any:
+        """Return the result of rank 0's `first` or `others_waiting`."""
+        while "wait" in (message := self._broadcast()):
+            pass
+        if "error" in message:
+            self.agreed = True
+            raise EndedError(**message["error"])
+        return message["value"]
+
+    def _broadcast(self, message: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the message of rank 0 on every rank."""
+        messages = [message]
+        dist.broadcast_object_list(messages, 0, device=torch.device("cpu"))
+        assert messages[0] is not None
+        return messages[0]
+
+    def report(self, what: str, value: Any = None, problems: Sequence[str] = ()) -> None:
+        """Report a value or problems to rank 0 through the store, from any thread."""
+        lines = [f"process {self.launch.rank} of {self.launch.size}: {line}" for line in problems]
+        key = _PROBLEMS if problems else str(self.launch.rank)
+        self._store.set(f"{what}/{key}", json.dumps(lines or value))
 
     def reports(self, what: str) -> list[Any] | None:
-        """Return what all processes have reported, None as long as one has not; it is then forgotten."""
+        """Return the reported values of all ranks, and delete them; None until all have reported.
+
+        Raises:
+            UserError: a rank has reported problems.
+        """
+        if self._store.check([f"{what}/{_PROBLEMS}"]):
+            raise UserError(*json.loads(self._store.get(f"{what}/{_PROBLEMS}")))
         keys = [f"{what}/{rank}" for rank in range(self.launch.size)]
         if not self._store.check(keys):
             return None
@@ -204,10 +208,10 @@ class Group(Processes):
         dist.barrier()
 
     def leave(self) -> None:
-        """Part in good order.
+        """Close the group after all ranks have finished.
 
         Raises:
-            LostError, EndedError: another process has not come so far.
+            LostError, EndedError: another rank has ended before.
         """
         if self.is_open:
             with self.together():
@@ -216,8 +220,11 @@ class Group(Processes):
             connections.destroy()
 
     def abandon(self, end: Mapping[str, Any]) -> None:
-        """End a group that is not as far as to hear orders: whatever others wait for raises at once, and they raise
-        what `end` says of it, or of what another process has met before."""
+        """End a group whose ranks have not agreed to leave it.
+
+        Pending collectives of other ranks raise at once. They raise `end`, or the reason that another rank reported
+        before.
+        """
         if not self.is_open:
             return
         self._report(end)
@@ -228,21 +235,22 @@ class Group(Processes):
             Group.is_stuck = True
 
     def remember_end(self, run: str, end: Mapping[str, Any] | None) -> None:
-        """Write down why a run ended for good, for those that torchrun starts in its place; None: it goes on."""
+        """Store the reason that a run ended for good, for processes that torchrun restarts; None: not ended."""
         self._ends.set(run, json.dumps([_PROCESS, end]))
 
     def end_before(self, run: str) -> dict[str, Any] | None:
-        """Return why a run ended for good before torchrun started these processes in place of those that trained it;
-        None where it did not, or torchrun has kept no store since."""
+        """Return the reason that a run ended for good before a restart of torchrun; None if unknown."""
         if not self._ends.check([run]):
             return None
         process, end = json.loads(self._ends.get(run))
-        # A script may take up a run that it has stopped itself.
+        # A script may resume a run that it stopped itself.
         return None if process == _PROCESS else end
 
     def _report(self, end: Mapping[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:
-        """Say why all processes end, where no other one has; return whether that is so, and the reason that the
-        first one gave: what an `EndedError` is made of, None where it has only seen that another is gone."""
+        """Store a reason to end unless another rank has; return if this rank was first, and the first reason.
+
+        A reason has the arguments of an `EndedError`; None if a rank only noticed that another is gone.
+        """
         mine = json.dumps({"process": self.launch.rank, "end": end})
         try:
             first = self._store.compare_set(_REPORTED, "", mine).decode()
@@ -256,166 +264,18 @@ class Group(Processes):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Work together, while the block lasts, on an order that all processes have.
+        """Convert errors of collectives during the block.
 
         Raises:
             LostError: another process has ended, or does not answer.
-            EndedError: another process could not go on, and gave its reason.
+            EndedError: another process failed and reported its reason.
         """
-        was_busy, self.busy = self.busy, True
         try:
             yield
-        except LostError:
-            raise
         except RuntimeError as error:
-            if not is_lost(error):
+            if self.agreed or isinstance(error, LostError) or not is_lost(error):
                 raise
             raise self._lost(_what(error)) from error
-        self.busy = was_busy
-
-    def _grid(self, sizes: dict[str, int]) -> DeviceMesh:
-        """Return all processes as a grid, of which axes of one process are left out, but that of shards."""
-        axes = {name: n for name, n in sizes.items() if n > 1 or name == "shard"}
-        return connections.new_mesh(self.device.type, axes)
-
-    def cut(self, model: Decoder) -> None:
-        layout = self.layout
-        if layout.context > 1:
-            rows = layout.pipeline * layout.num_readers
-            mesh = self._grid({"shard": rows, "context": layout.context, "tensor": layout.tensor})
-            share_texts(model, mesh.get_group("context"))
-        self._stage = self._pipeline = None
-        if layout.pipeline > 1:
-            grid = self._grid(
-                {"pipeline": layout.pipeline, "shard": layout.size // layout.pipeline}
-            )
-            self._stage = grid.get_group("shard")
-        # Context groups stand among those of shards, and so do expert groups.
-        outer = {"pipeline": layout.pipeline, "replicate": layout.replicate}
-        tensor = {"tensor": layout.tensor}
-        experts, shards = None, layout.num_shards
-        mesh = self._grid(outer | {"shard": shards} | tensor)
-        if layout.expert > 1:
-            inner = {"shard": shards // layout.expert, "expert": layout.expert}
-            experts = self._grid(outer | inner | tensor)
-        self._shards = ModelShards(
-            model,
-            mesh,
-            sequence=layout.sequence,
-            experts=experts,
-            param_dtype=layout.param_dtype,
-            num_stages=layout.num_stages,
-            stage=self._stage,
-        )
-        if layout.pipeline > 1:
-            from archwright.scale.pipeline import Pipeline  # which loads much
-
-            self._pipeline = Pipeline(model, self._shards.stages, self._shards.add_up_gradients)
-
-    def drawn(
-        self, model: Decoder, draws: Iterable[tuple[str, Callable[[], Tensor]]]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors of a model by name, in the memory of the CPU, which all processes have then. Each draws one of
-        those that come next, while the others draw theirs."""
-        like, left = dict(model.named_parameters()) | dict(model.named_buffers()), iter(draws)
-        while hand := list(islice(left, self.launch.size)):
-            own = hand[self.launch.rank][1]() if self.launch.rank < len(hand) else None
-            for turn, (name, _) in enumerate(hand):
-                if own is not None and turn == self.launch.rank:
-                    value, own = own.to("cpu", like[name].dtype).contiguous(), None
-                else:
-                    value = torch.empty(like[name].shape, dtype=like[name].dtype)
-                dist.broadcast(value, turn)
-                yield name, value
-                del value  # a table may be large, and the next one as well
-
-    @property
-    def shards(self) -> ModelShards:
-        """What this process holds of the model."""
-        assert self._shards is not None, "a model is cut up first"
-        return self._shards
-
-    def rows(self, part: Batch) -> Batch:
-        return self.tokens(part[share_of(len(part.targets), self.rank, self.size)])
-
-    def tokens(self, batch: Batch) -> Batch:
-        size = self.layout.context
-        return stretch_of(batch, self.launch.rank // self.layout.tensor % size, size)
-
-    def dealt(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        left = iter(items)
-        while hand := list(islice(left, self.size)):
-            mine = len(hand) > self.rank
-            # All make as many passes over the model, as each needs the others' shards.
-            yield hand[self.rank if mine else 0], mine
-
-    def sums(self, numbers: Sequence[float]) -> list[float]:
-        own = [number * self.counts for number in numbers]
-        # That a process was asked to stop rides along, which costs no message of its own.
-        values = torch.tensor([*own, self.stop_asked], dtype=torch.float64)
-        dist.all_reduce(values)
-        *found, asked = values.tolist()
-        if asked:  # else a signal that came meanwhile would be forgotten
-            self.stop_asked = True
-        return found
-
-    def mean(self, values: Tensor) -> Tensor:
-        total = values.detach() * self.counts
-        dist.all_reduce(total, group=self._stage)
-        return total / self.layout.num_stretches
-
-    def add_up_counts(self, branches: Iterable[Branch]) -> None:
-        found = [
-            (branch, name, value)
-            for branch in branches
-            for name in branch.counts
-            if (value := getattr(branch, name)) is not None
-        ]
-        if found:
-            total = torch.cat([value.flatten() for _, _, value in found]) * self.counts
-            dist.all_reduce(total, group=self._stage)
-            parts = total.split([value.numel() for _, _, value in found])
-            for (branch, name, value), part in zip(found, parts, strict=True):
-                setattr(branch, name, part.view_as(value))
-
-    def before_part(self, model: nn.Module, *, is_last: bool) -> None:
-        self.shards.add_up_gradients(is_last)
-
-    def backward(self, model: nn.Module, parts: Sequence[Batch], passes: Passes) -> None:
-        if self._pipeline is None:
-            super().backward(model, parts, passes)
-        else:
-            self._pipeline.backward(parts, passes)
-
-    def without_gradients(self) -> AbstractContextManager[Any]:
-        # FSDP2 keeps the tensors that its first pass gathers into, and asks later ones for their version, which those
-        # of inference mode do not have (torch 2.13): a run of which the end alone is left begins with an evaluation.
-        return torch.no_grad()
-
-    def output(self, model: nn.Module, batch: Batch) -> Output | None:
-        if self._pipeline is None:
-            return super().output(model, batch)
-        return self._pipeline.output(batch)
-
-    def take(self, optimizers: Optimizers) -> Optimizers:
-        self.shards.take(optimizers)
-        return optimizers
-
-    def held(self) -> HeldParameters:
-        return HeldParameters(self.shards, self._looks)
-
-    def bring_gradients(self) -> None:
-        self.shards.bring_gradients()
-        for look in self._looks:
-            for name, p in self.shards.held().items():
-                if p.grad is not None:
-                    look(name, p.grad)
-
-    def drop_gradients(self) -> None:
-        self.shards.drop_gradients()
-
-    def norm(self, own: Tensor) -> Tensor:
-        return self.shards.norm(own)
 
 
 def check_gpus(launch: Launch, there: int) -> None:
@@ -431,8 +291,21 @@ def check_gpus(launch: Launch, there: int) -> None:
         )
 
 
+def described(error: BaseException, what: str) -> dict[str, Any]:
+    """Return the arguments of the `EndedError` that other ranks raise for an exception."""
+    lines = error.lines if isinstance(error, UserError) else str(error).splitlines()
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    reason = ": ".join([*kinds[: not isinstance(error, UserError)], *lines[:1]])
+    number = vars(error).get("signal")
+    return {
+        "text": f"{what}: {reason}",
+        "kinds": kinds,
+        "signal": int(number) if isinstance(number, signal.Signals) else None,
+    }
+
+
 def is_lost(error: BaseException) -> bool:
-    """Tell whether an error says that another process does not answer."""
+    """True if an error means that another process does not answer."""
     text = str(error).lower()
     return isinstance(error, dist.DistError) or any(words in text for words in _ENGINES)
 
@@ -441,7 +314,7 @@ def _what(error: Exception) -> str:
     text = str(error)
     if "timed out waiting" in text.lower():
         return _silence()
-    # NCCL's errors look alike whatever went wrong between GPUs: its first line tells which it was.
+    # Only the first line distinguishes NCCL's errors.
     detail = f" ({text.splitlines()[0]})" if "nccl" in text.lower() else ""
     return f"has ended{detail}"
 
@@ -452,7 +325,8 @@ def _silence() -> str:
 
 _ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 _ASKING, _BEGIN, _HEARD, _REPORTED = "asking", "begin", "heard", "reported"
+_PROBLEMS = "problems"
 _PROCESS = uuid4().hex
-"""A name that no other process has, such as one that torchrun starts in its place."""
+"""Unique name of this process, unlike its restarts."""
 LEAVE = "leave"
-"""The order to part."""
+"""Order to leave without a run."""

@@ -1,4 +1,4 @@
-"""How this process was started: alone, or as one of several by torchrun. Imports no torch."""
+"""Rank and world size of this process. Imports no torch."""
 
 import contextlib
 import os
@@ -13,18 +13,17 @@ from archwright.progress import reported_late
 from archwright.spec.errors import UserError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets in the environment of each process."""
-
+"""Environment variables that torchrun sets."""
 
 LOOK_SECONDS = 0.5
-"""Time between looks at whether torchrun is still there."""
+"""Seconds between checks that torchrun is running."""
 
 
 class LostError(RuntimeError):
-    """Another process of the run has ended, or does not answer.
+    """Another rank of the run has ended or does not answer.
 
     Attributes:
-        is_first: whether this process is the first to see it, and so the one to say it.
+        is_first: True if this rank is the first to notice, and prints the error.
     """
 
     def __init__(self, what: str, *, is_first: bool) -> None:
@@ -35,13 +34,13 @@ class LostError(RuntimeError):
 
 
 class EndedError(Exception):
-    """Another process has refused a run, or ended it before it was finished.
+    """Another rank has refused a run or ended it early.
 
     Args:
-        text: why, in one line.
-        kinds: names of the classes of the exception that it raised.
-        signal: number of the signal that interrupted the run; None where none did.
-        is_first: whether no other process says so.
+        text: Reason, without line breaks.
+        kinds: Class names of its exception.
+        signal: Number of the signal that interrupted the run, if any.
+        is_first: True if no other rank prints the error.
     """
 
     def __init__(
@@ -52,37 +51,37 @@ class EndedError(Exception):
 
 
 class Launch(NamedTuple):
-    """The place of a process among those that were started together."""
+    """Place of a process among those that torchrun started."""
 
     rank: int
     size: int
     local_rank: int
-    """Its place among those of its machine."""
+    """Rank among the processes of its machine."""
     local_size: int
 
 
 def launched() -> Launch | None:
-    """Return the place of this process among several; None where it was started alone.
+    """Return the place of this process; None if it is a single one.
 
     Raises:
-        UserError: what torchrun sets is no number, or too large.
+        UserError: A variable of torchrun is no number, or too large.
     """
     if any(name not in os.environ for name in VARIABLES):
         return None
-    found = Launch(*map(_number, VARIABLES[:4]))
-    if found.size < 2:
+    launch = Launch(*map(_number, VARIABLES[:4]))
+    if launch.size < 2:
         return None
-    for name, most in (("RANK", found.size - 1), ("MASTER_PORT", 65535)):
+    for name, most in (("RANK", launch.size - 1), ("MASTER_PORT", 65535)):
         if (value := _number(name)) > most:
             raise UserError(f"{name}: found {value}; expected at most {most}. {ALONE}")
-    return found
+    return launch
 
 
 ALONE = "To train with this process alone: unset WORLD_SIZE"
 
 
 def awaited(launch: Launch, seconds: float = 10.0) -> contextlib.AbstractContextManager[None]:
-    """Say on standard error which processes are awaited, if the block takes longer."""
+    """Print the awaited ranks on standard error, if the block takes longer."""
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     others = "the other processes" if launch.rank == 0 else "process 0"
     line = f"process {launch.rank} of {launch.size} waits for {others} at {place}. {ALONE}"
@@ -90,10 +89,10 @@ def awaited(launch: Launch, seconds: float = 10.0) -> contextlib.AbstractContext
 
 
 def check_launch() -> None:
-    """Refuse processes that another launcher started, each of which would train the whole run for itself.
+    """Refuse processes of another launcher, because each one would train the complete run.
 
     Raises:
-        UserError: there are several of them, and what torchrun sets is not there.
+        UserError: WORLD_SIZE is above 1, and other variables of torchrun are missing.
     """
     missing = [name for name in VARIABLES if name not in os.environ]
     if missing and "WORLD_SIZE" in os.environ and (size := _number("WORLD_SIZE")) > 1:
@@ -111,15 +110,16 @@ def _number(name: str) -> int:
 
 
 def is_first() -> bool:
-    """Tell whether this process decides, writes and prints: it is alone, or the first of several."""
-    found = launched()
-    return found is None or found.rank == 0
+    """True if this process decides, writes and prints: a single process, or rank 0."""
+    launch = launched()
+    return launch is None or launch.rank == 0
 
 
 @cache
 def end_with_torchrun() -> None:
-    """End this process, from a thread of its own, once torchrun, which has started it, was killed: else it would go on
-    where nobody sees it, and the same command would be refused until it is done."""
+    """End this process when torchrun, its parent, is killed; checked in a thread.
+
+    Otherwise it would continue unnoticed and hold the run's lock."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 

@@ -1,133 +1,89 @@
-"""Work on whole matrices of which processes hold blocks: each matrix is sent to one process, which sends to all what
-comes of their blocks, so that together they do the work once.
+"""Distributed work on complete matrices: each rank gathers some of them and returns shards of the results.
 
-Liu et al., 2025, arXiv 2502.16982, section 2.3, describe Muon over ZeRO-1, where processes gather what they need.
+Source: Liu et al., 2025, arXiv 2502.16982, section 2.3, Muon with ZeRO-1.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import prod
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from archwright.scale.exchange import gathered, sent
+from archwright.scale.exchange import all_to_all
 from archwright.scale.layout import Block
 
 
-class _Place(NamedTuple):
-    """Where a block lies in its matrix, or stack of matrices."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def numel(self) -> int:
-        return prod(self.sizes)
-
-    def of(self, whole: Tensor) -> Tensor:
-        """Return the block, in the same memory."""
-        slices = (slice(o, o + n) for o, n in zip(self.offsets, self.sizes, strict=True))
-        return whole[tuple(slices)]
-
-
 class SharedMatrices:
-    """Matrices of which processes of a group hold blocks.
+    """Matrices, or stacks of matrices, that are sharded across a group.
 
     Args:
-        blocks: what this process holds of each matrix, by name; the others hold something of the same names.
-        device: where they are.
+        blocks: Local block of each matrix, by name. All ranks have the same names.
     """
 
-    def __init__(
-        self, blocks: Mapping[str, Block], group: dist.ProcessGroup, device: torch.device
-    ) -> None:
+    def __init__(self, blocks: Mapping[str, Block], group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, group.rank(), group.size()
         self._shapes = {name: block.shape for name, block in blocks.items()}
-        self._places = _of_all(blocks, group, device)
-        self._holders = {name: _holders(places) for name, places in self._places.items()}
         self._numbers = {name: number for number, name in enumerate(blocks)}
+        local = {name: (block.offsets, block.sizes) for name, block in blocks.items()}
+        by_rank: list[Any] = [None] * self.size
+        dist.all_gather_object(by_rank, local, group)
+        self._blocks = {
+            name: [Block(block.shape, *places[name]) for places in by_rank]
+            for name, block in blocks.items()
+        }
 
     def mapped(
-        self, names: Sequence[str], own: Sequence[Tensor], work: Callable[[Tensor], Tensor]
+        self, names: Sequence[str], local: Sequence[Tensor], work: Callable[[Tensor], Tensor]
     ) -> list[Tensor]:
-        """Return what this process holds of `work` of matrices of one shape, of which it has `own`; all processes ask
-        alike.
+        """Apply `work` to complete matrices of one shape; return the local shards of the results.
+
+        All ranks make the same calls. Each matrix is processed by one rank.
 
         Args:
-            work: takes and gives [number, *shape], each matrix by itself.
+            local: Local shards.
+            work: Function of a batch [number, *shape], independent for each matrix.
         """
-        places, everyone = [self._places[name] for name in names], range(self.size)
-        # Work begins at another process for each batch, as there may be fewer matrices than processes.
+        blocks, ranks = [self._blocks[name] for name in names], range(self.size)
+        # Each batch starts at another rank, because a batch may have fewer matrices than the group has ranks.
         start = self._numbers[names[0]] % self.size
-        dealt = [range((rank - start) % self.size, len(names), self.size) for rank in everyone]
-        workers = {i: rank for rank in everyone for i in dealt[rank]}
-        mine = dealt[self.rank]
+        assigned = [range((rank - start) % self.size, len(names), self.size) for rank in ranks]
+        worker = {i: rank for rank in ranks for i in assigned[rank]}
+        mine = assigned[self.rank]
 
         def sends(rank: int, i: int) -> bool:
-            """Tell which of the processes that hold the same block sends it: the worker, if it is one of them."""
-            holders = self._holders[names[i]][rank]
-            return rank == (workers[i] if workers[i] in holders else holders[i % len(holders)])
+            """True if a rank sends its block. Of ranks with equal blocks, only one does, if possible the worker."""
+            holders = [r for r in ranks if blocks[i][r] == blocks[i][rank]]
+            return rank == (worker[i] if worker[i] in holders else holders[i % len(holders)])
 
-        came = self._exchanged(
-            own[0],
-            [[own[i] for i in of if sends(self.rank, i)] for of in dealt],
-            [[places[i][rank].numel for i in mine if sends(rank, i)] for rank in everyone],
+        received = self._exchanged(
+            local[0],
+            [[local[i] for i in indices if sends(self.rank, i)] for indices in assigned],
+            [[blocks[i][rank].numel for i in mine if sends(rank, i)] for rank in ranks],
         )
-        whole = own[0].new_empty(len(mine), *self._shapes[names[0]])
-        for rank in everyone:
-            for matrix, i in zip(whole, mine, strict=True):
+        complete = local[0].new_empty(len(mine), *self._shapes[names[0]])
+        for rank in ranks:
+            for matrix, i in zip(complete, mine, strict=True):
                 if sends(rank, i):
-                    place = places[i][rank]
-                    place.of(matrix).copy_(next(came).view(place.sizes))
-        done = work(whole) if mine else whole
-        came = self._exchanged(
-            own[0],
+                    block = blocks[i][rank]
+                    matrix[block.slices].copy_(next(received).view(block.sizes))
+        results = work(complete) if mine else complete
+        received = self._exchanged(
+            local[0],
             [
-                [places[i][rank].of(matrix) for matrix, i in zip(done, mine, strict=True)]
-                for rank in everyone
+                [matrix[blocks[i][rank].slices] for matrix, i in zip(results, mine, strict=True)]
+                for rank in ranks
             ],
-            [[places[i][self.rank].numel for i in of] for of in dealt],
+            [[blocks[i][self.rank].numel for i in indices] for indices in assigned],
         )
-        found = {i: next(came).view_as(own[i]) for of in dealt for i in of}
-        return [found[i] for i in range(len(names))]
+        shards = {i: next(received).view_as(local[i]) for indices in assigned for i in indices}
+        return [shards[i] for i in range(len(names))]
 
     def _exchanged(
-        self, like: Tensor, out: Sequence[Sequence[Tensor]], back: Sequence[Sequence[int]]
+        self, like: Tensor, out: Sequence[Sequence[Tensor]], numels: Sequence[Sequence[int]]
     ) -> Iterator[Tensor]:
-        """Send tensors to each process, and return those of each, of so many elements, one by one."""
-        flat = torch.cat([like.new_empty(0), *(t.flatten() for some in out for t in some)])
-        numbers = [sum(t.numel() for t in some) for some in out]
-        came = sent(flat, [sum(some) for some in back], numbers, self.group)
-        return iter(came.split([number for some in back for number in some]))
-
-
-def _holders(places: Sequence[_Place]) -> list[list[int]]:
-    """Return for each process which ones hold the same block."""
-    found: dict[_Place, list[int]] = {}
-    for rank, place in enumerate(places):
-        found.setdefault(place, []).append(rank)
-    return [found[place] for place in places]
-
-
-def _of_all(
-    blocks: Mapping[str, Block], group: dist.ProcessGroup, device: torch.device
-) -> dict[str, list[_Place]]:
-    """Return what each process of a group holds of each matrix."""
-    width = max((len(block.shape) for block in blocks.values()), default=0)
-    rows = [
-        [*block.offsets, *[0] * (width - len(block.shape)), *block.sizes]
-        + [0] * (width - len(block.shape))
-        for block in blocks.values()
-    ]
-    # [names, 2 width] of each process
-    own = torch.tensor(rows, dtype=torch.int64, device=device).view(1, len(rows), 2 * width)
-    found = gathered(own, 0, group).tolist()
-    return {
-        name: [
-            _Place(tuple(of[i][: len(block.shape)]), tuple(of[i][width : width + len(block.shape)]))
-            for of in found
-        ]
-        for i, (name, block) in enumerate(blocks.items())
-    }
+        """Send tensors to each rank; return the flat tensors of all ranks, of these numbers of elements."""
+        flat = torch.cat([like.new_empty(0), *(t.flatten() for tensors in out for t in tensors)])
+        sent = [sum(t.numel() for t in tensors) for tensors in out]
+        received = all_to_all(flat, [sum(rank) for rank in numels], sent, self.group)
+        return iter(received.split([numel for rank in numels for numel in rank]))

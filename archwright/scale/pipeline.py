@@ -1,10 +1,10 @@
-"""Pipeline parallel: microbatches go through the stages of a model, in the order of one of torch's schedules.
+"""Pipeline parallelism: microbatches pass through the stages in the order of torch's schedules.
 
-Only the residual stream goes from stage to stage, forward, and its gradient backward; what else a layer looks at
-(documents, positions, padding, tokens) each stage has, as all read the same rows. The last stage computes the loss.
-What branches of other stages ask to be minimised besides starts its way back behind the last layer of theirs.
+Stages send the residual stream forward and its gradient backward. All stages read the same sequences, so each one has
+the documents, positions, padding and tokens. The last stage computes the loss. The backward pass of auxiliary losses of
+other stages starts after the last layer of their stage.
 
-Narayanan et al., 2021, Megatron-LM: 1F1B and interleaved schedules; Huang et al., 2019, GPipe: microbatches.
+Source: Narayanan et al., 2021, Megatron-LM: 1F1B and interleaved schedules; Huang et al., 2019, GPipe: microbatches.
 """
 
 import logging
@@ -22,48 +22,48 @@ from archwright.scale.processes import Passes
 from archwright.scale.stages import StageShards
 
 Schedule = Schedule1F1B | ScheduleInterleaved1F1B
-# Where a process ends, torch would write the whole schedule beside the one line that says so.
+# If a rank ends, torch would print the complete schedule next to our error line.
 logging.getLogger(ScheduleInterleaved1F1B.__module__).setLevel(logging.CRITICAL)
 
 
 class Pipeline:
-    """The way of batches through the stages of a model, of which this process has one or several.
+    """Passes of batches through the stages of a model.
 
     Args:
-        model: cut up by `stages`.
-        before_backward: called before each backward pass over a stage, with whether it is the last one of a step.
+        model: Model that `stages` has split.
+        before_backward: Called before each backward pass of a stage, with True for the last one of a step.
     """
 
     def __init__(
         self, model: Decoder, stages: StageShards, before_backward: Callable[[bool], None]
     ) -> None:
-        assert stages.group is not None, "a process alone has no stages"
+        assert stages.group is not None, "a single rank has no stages"
         self.model, self.stages, self.group = model, stages, stages.group
         self.before_backward = before_backward
         self._schedules: dict[tuple[int, ...], Schedule] = {}
         self._parts: Sequence[Batch] = ()
         self._passes: Passes | None = None
         self._left = 0
-        """Backward passes that are still to come in this step."""
+        """Number of backward passes left in this step."""
 
     def backward(self, parts: Sequence[Batch], passes: Passes) -> None:
-        """Add up the gradients of the losses of parts of a batch, of each what is this process's."""
+        """Accumulate the gradients of local microbatches."""
         self._parts, self._passes = parts, passes
         self._left = len(parts) * len(self.stages.own)
         shape = (len(parts), *parts[0].targets.shape)
         if shape not in self._schedules:
             self._schedules[shape] = self._new_schedule(*shape)
-        # A stage gets the number of the part alone.
+        # Schedules split their arguments along the first axis, so stages receive indices of microbatches.
         numbers = torch.arange(len(parts))
         try:
             self._schedules[shape].step(number=numbers, target=numbers)
-        except RuntimeError as error:  # torch wraps what was raised inside
+        except RuntimeError as error:  # torch wraps exceptions of stages
             raise error.__cause__ or error from None
         finally:
             self._parts, self._passes = (), None
 
     def compute(self, stage: int, stream: Tensor | None, number: int) -> Tensor:
-        """Return what a stage makes of the stream of a part: the stream behind it, or the loss."""
+        """Return a microbatch's residual stream after a stage, or after the last one its loss."""
         self.stages.now, self.stages.stream = stage, stream
         part, passes = self._parts[number], self._passes
         assert passes is not None, "this is called in a step"
@@ -71,17 +71,16 @@ class Pipeline:
             return passes.loss(part)[None]
         stream, auxiliary = passes.hidden(part)
         if auxiliary.requires_grad:
-            stream = _AlsoMinimised.apply(stream, auxiliary)  # type: ignore[no-untyped-call]
-        return self._sent(stream)
+            stream = _AddAuxiliaryLoss.apply(stream, auxiliary)  # type: ignore[no-untyped-call]
+        return self._to_send(stream)
 
     def count_backward(self) -> None:
-        """Say whether the backward pass that comes now is the last one of the step."""
+        """Report the next backward pass to `before_backward`."""
         self._left -= 1
         self.before_backward(self._left == 0)
 
     def output(self, batch: Batch) -> Output | None:
-        """Return what the model gives for a batch, in the processes of the last stage; None in others."""
-        size, rank = self.stages.size, self.stages.rank
+        """Return the model's output for a batch on the ranks of the last stage, None on others."""
         out: Output | None = None
         for stage in self.stages.own:
             stream = None
@@ -89,66 +88,66 @@ class Pipeline:
                 shape = (*batch.inputs.tokens.shape, self._width)
                 dtype = next(self.model.parameters()).dtype
                 stream = torch.empty(shape, dtype=dtype, device=batch.inputs.tokens.device)
-                dist.recv(stream, self._process(rank - 1), self.group)
+                dist.recv(stream, self._global_rank(self.stages.rank - 1), self.group)
             self.stages.now, self.stages.stream = stage, stream
             if self.stages.is_last:
                 out = self.model(**batch.inputs.given())
             else:
-                stream = self._sent(self.model.hidden(**batch.inputs.given()))
-                dist.send(stream, self._process((rank + 1) % size), self.group)
+                stream = self._to_send(self.model.hidden(**batch.inputs.given()))
+                dist.send(stream, self._global_rank(self.stages.rank + 1), self.group)
         return out
 
     @property
     def _width(self) -> int:
-        """Width of what stages send: all streams next to each other."""
+        """Width of all residual streams next to each other."""
         return self.model.spec.dim * self.model.spec.residual.streams
 
-    def _sent(self, stream: Tensor) -> Tensor:
-        """Return the streams, [rows, length, width], as the next stage receives them."""
+    def _to_send(self, stream: Tensor) -> Tensor:
+        """Return the streams [batch, length, width] in the layout that stages exchange."""
         return stream.to(next(self.model.parameters()).dtype).contiguous()
 
-    def _process(self, rank: int) -> int:
+    def _global_rank(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank % self.stages.size)
 
-    def _new_schedule(self, num_parts: int, rows: int, length: int) -> Schedule:
-        """Return the order of so many parts of a shape. Torch is given the shapes between stages, and so sends none."""
+    def _new_schedule(self, num_parts: int, batch: int, length: int) -> Schedule:
+        """Return a schedule for microbatches of one shape. With given shapes, stages do not exchange any."""
         weight = next(self.model.parameters())
-        device, shape = weight.device, (rows, length, self._width)
+        device, shape = weight.device, (batch, length, self._width)
         stream = torch.empty(shape, dtype=weight.dtype, device="meta", requires_grad=True)
         loss = torch.empty(1, dtype=weight.dtype, device="meta", requires_grad=True)
-        number = len(self.stages.runs)
+        num_stages = len(self.stages.runs)
         stages = [
             _Stage(
                 self,
                 i,
-                number,
+                num_stages,
                 device,
                 input_args=(stream,) if i else (),
-                output_args=(stream if i < number - 1 else loss,),
+                output_args=(stream if i < num_stages - 1 else loss,),
                 group=self.group,
             )
             for i in self.stages.own
         ]
-        given: dict[str, Any] = {"loss_fn": lambda loss, number: loss, "scale_grads": False}
+        options: dict[str, Any] = {"loss_fn": lambda loss, number: loss, "scale_grads": False}
         if len(stages) > 1:
-            return ScheduleInterleaved1F1B([*stages], num_parts, **given)
-        return Schedule1F1B(stages[0], num_parts, **given)
+            return ScheduleInterleaved1F1B([*stages], num_parts, **options)
+        return Schedule1F1B(stages[0], num_parts, **options)
 
 
 class _Stage(PipelineStage):
-    """A stage as torch's schedules know it."""
+    """A stage for torch's schedules, which reports its backward passes."""
 
-    def __init__(self, pipeline: Pipeline, number: int, *rest: Any, **more: Any) -> None:
-        super().__init__(_Pass(pipeline, number), number, *rest, **more)
+    def __init__(self, pipeline: Pipeline, number: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(_StageModule(pipeline, number), number, *args, **kwargs)
         self.pipeline = pipeline
 
-    def backward_one_chunk(self, *args: Any, **more: Any) -> None:
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         self.pipeline.count_backward()
-        super().backward_one_chunk(*args, **more)
+        super().backward_one_chunk(*args, **kwargs)
 
 
-class _Pass(nn.Module):
-    """What a stage computes. It has no parameters, as these are the model's."""
+class _StageModule(nn.Module):
+    """The computation of a stage. The parameters are the model's."""
 
     def __init__(self, pipeline: Pipeline, stage: int) -> None:
         super().__init__()
@@ -158,14 +157,14 @@ class _Pass(nn.Module):
         return self.pipeline.compute(self.stage, stream, int(number))
 
 
-class _AlsoMinimised(torch.autograd.Function):
-    """A stream as it is, behind which a loss is minimised, too (Megatron-LM's scaler of auxiliary losses)."""
+class _AddAuxiliaryLoss(torch.autograd.Function):
+    """Return x; the backward pass also computes the gradient of a loss (Megatron-LM's auxiliary loss scaler)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
-        ctx.like = loss.new_ones(())
+        ctx.gradient = loss.new_ones(())
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        return grads[0], ctx.like
+        return grads[0], ctx.gradient

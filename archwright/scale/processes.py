@@ -1,6 +1,6 @@
-"""What a step of training asks of the processes that make it together; here, of one alone."""
+"""Operations of a training step on all ranks; in this module, on a single rank."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -17,105 +17,116 @@ from archwright.parts.branch import Branch
 from archwright.scale.layout import ONE, Layout
 
 if TYPE_CHECKING:
-    from archwright.scale.held_parameters import HeldParameters
+    from archwright.scale.shards import ModelShards
 
 T = TypeVar("T")
 
 
 class Passes(Protocol):
-    """Forward passes over parts of a batch, which are microbatches."""
+    """Forward passes over microbatches."""
 
     def loss(self, part: Batch) -> Tensor:
-        """Return the loss of a part: the model is computed up to its end."""
+        """Return the loss of a microbatch after the last pipeline stage."""
 
     def hidden(self, part: Batch) -> tuple[Tensor, Tensor]:
-        """Return what a model gives up to a stage that is not its last, and what is to be minimised besides."""
+        """Return the residual stream after another pipeline stage, and the sum of its auxiliary losses."""
 
 
 class Processes:
-    """Processes that train a run together: one alone, which has all rows and whole parameters. `Group` has many."""
+    """All ranks of a run; here, a single one with all sequences and complete parameters. `Group` has several."""
 
     layout = ONE
+    stop_asked = False
+    """True if another rank received SIGTERM."""
+
+    @property
+    def is_first(self) -> bool:
+        """True on the rank that decides, prints and writes."""
+        return True
+
+    def first(self, work: Callable[[], T]) -> T:
+        """Call a function on rank 0 alone, and return its result on every rank."""
+        return work()
 
     @property
     def rank(self) -> int:
-        """Its place among those that have rows of their own."""
+        """Index of this rank's group of sequences."""
         return 0
 
     @property
     def size(self) -> int:
-        """How many have rows of their own."""
+        """Number of groups of ranks with different sequences."""
         return self.layout.num_readers
 
     def cut(self, model: Decoder) -> None:
-        """Let this process hold its part of a model that is whole, and the same in all."""
+        """Shard a model that is complete and equal on all ranks."""
 
     def rows(self, part: Batch) -> Batch:
-        """Return of a part of a batch what is this process's: the rows of its group, and of these its tokens."""
+        """Return the sequences of this rank, and of these the local tokens."""
         return self.tokens(part)
 
     def tokens(self, batch: Batch) -> Batch:
-        """Return of the rows of a batch the tokens that are this process's."""
+        """Return the local tokens of all sequences of a batch."""
         return batch
 
     def dealt(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """Deal items out: yield one in each round, and whether it is this process's or stands for none that is left."""
+        """Distribute items: yield one per round, and False if it is a placeholder in the last round."""
         return ((item, True) for item in items)
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Return the sums of numbers over processes, in float64."""
+        """All-reduce numbers in float64."""
         return [*numbers]
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean over processes of values without a gradient."""
+        """Return the mean of values over ranks, without a gradient."""
         return values
 
     def add_up_counts(self, branches: Iterable[Branch]) -> None:
-        """Add up over processes what branches have counted in a step."""
+        """All-reduce the counts of branches in a step."""
 
     def before_part(self, model: nn.Module, *, is_last: bool) -> None:
-        """Do what comes before the forward pass over a part of a batch: gradients are added up after the last."""
+        """Prepare the forward pass of a microbatch: gradients are summed over ranks after the last one."""
 
     def backward(self, model: nn.Module, parts: Sequence[Batch], passes: Passes) -> None:
-        """Add up the gradients of the losses of parts of a batch, of each what is this process's."""
+        """Accumulate the gradients of local microbatches."""
         for number, part in enumerate(parts, 1):
             self.before_part(model, is_last=number == len(parts))
             passes.loss(part).backward()
 
     def without_gradients(self) -> AbstractContextManager[Any]:
-        """Return what passes that need no gradients are computed in."""
+        """Return the context manager of passes without gradients."""
         return torch.inference_mode()
 
     def output(self, model: nn.Module, batch: Batch) -> Output | None:
-        """Return what a model gives for a batch; None where other processes have it."""
+        """Return the model's output; None except on the last pipeline stage."""
         out: Output = model(**batch.inputs.given())
         return out
 
     def take(self, optimizers: Optimizers) -> Optimizers:
-        """Let optimizers move what this process holds of their parameters."""
+        """Replace the optimizers' parameters by their local shards."""
         return optimizers
 
-    def held(self) -> "HeldParameters | None":
-        """Return what this process holds of the parameters; None: all."""
+    def held(self) -> "ModelShards | None":
+        """Return the local shards; None if parameters are complete."""
         return None
 
     def bring_gradients(self) -> None:
-        """Give the parameters that optimizers move the gradients of a step."""
+        """Set the gradients of the local shards after the backward passes of a step."""
 
     def drop_gradients(self) -> None:
-        """Drop them."""
+        """Delete the gradients of the model."""
 
     def norm(self, own: Tensor) -> Tensor:
-        """Return the norm of gradients, of which this process's have the norm `own`."""
+        """Return the norm of all gradients; `own` is the norm of the local ones."""
         return own
 
 
 ALONE = Processes()
-"""A process that trains a run by itself."""
+"""A single rank."""
 
 
 class OneOf(Processes):
-    """One of several processes, which waits for no other: its steps tell how long those of all take."""
+    """One rank of several, without communication, to measure the time of a step."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -128,37 +139,28 @@ class OneOf(Processes):
 
 
 PER_TOKEN = ("tokens", "position_ids", "segment_ids", "padding_mask", "token_type_ids")
-"""Inputs that have something for each token."""
+"""Inputs with one value per token."""
 
 
 def stretch_of(batch: Batch, rank: int, size: int) -> Batch:
-    """Return the chunk of each row of a batch that belongs to one of many processes, all of which have as many
-    tokens: rows of another number end in padding."""
+    """Return a rank's chunk of each sequence; padding makes all chunks equally long."""
     if size == 1:
         return batch
-    length = -(-batch.targets.shape[1] // size)
-    batch = _padded(batch, size * length - batch.targets.shape[1])
-    own = slice(rank * length, (rank + 1) * length)
-    given = {
-        name: x[:, own] if name in PER_TOKEN else x for name, x in batch.inputs.given().items()
-    }
-    return replace(batch, inputs=Inputs(**given), targets=batch.targets[:, own])
-
-
-def _padded(batch: Batch, number: int) -> Batch:
-    """Return a batch with so much padding at the end of its rows."""
-    if not number:
-        return batch
-    real = {"padding_mask": torch.ones_like(batch.targets, dtype=torch.bool)}
-    given = {
-        name: F.pad(x, (0, number)) if name in PER_TOKEN else x
-        for name, x in (real | batch.inputs.given()).items()
-    }
-    targets = F.pad(batch.targets, (0, number), value=IGNORE)
-    return replace(batch, inputs=Inputs(**given), targets=targets)
+    inputs, targets = batch.inputs.given(), batch.targets
+    length = -(-targets.shape[1] // size)
+    if missing := size * length - targets.shape[1]:
+        real = {"padding_mask": torch.ones_like(targets, dtype=torch.bool)}
+        inputs = {
+            name: F.pad(x, (0, missing)) if name in PER_TOKEN else x
+            for name, x in (real | inputs).items()
+        }
+        targets = F.pad(targets, (0, missing), value=IGNORE)
+    chunk = slice(rank * length, (rank + 1) * length)
+    inputs = {name: x[:, chunk] if name in PER_TOKEN else x for name, x in inputs.items()}
+    return replace(batch, inputs=Inputs(**inputs), targets=targets[:, chunk])
 
 
 def share_threads(threads: int | str, layout: Layout) -> None:
-    """Let this process have its share of the threads of a machine."""
+    """Give this rank an equal share of the threads of its machine."""
     assert isinstance(threads, int), "threads are decided"
     torch.set_num_threads(max(1, threads // layout.local))

@@ -1,14 +1,13 @@
-"""Tensor parallel: branches whose maps are cut up over processes, from outside; and what each process holds of them.
+"""Tensor parallelism: ranks split the heads or hidden values of branches, and the rows of vocabulary tables.
 
-A branch that is cut is a sum with a term for each process: heads, or hidden values, of its own. What enters it is the
-same in all processes, so the gradient of that is the sum of theirs; what leaves it is added up. Parameters of the
-branch that are not cut have a part of their gradient in each process. All other branches are computed alike.
+A split branch is a sum over ranks. Its input is equal on all ranks, so the input's gradient is all-reduced; its output
+is all-reduced. Complete parameters inside a split branch have a partial gradient on each rank. Other branches are
+replicated. Embeddings are split by rows as such sums; heads all-gather their logits.
 
-Rows of a vocabulary are shared as well: of embeddings, which are such sums, and of heads, whose logits are gathered.
+Sequence parallelism: between branches each rank has a chunk of the tokens. Inputs of branches are all-gathered and
+outputs reduce-scattered; parameters of norms in between have partial gradients.
 
-Sequence parallel: between branches each process has some of the tokens alone. What enters a branch is gathered, and
-what leaves it is dealt out again; parameters of the norms between have a part of their gradient in each process.
-Korthikanti et al., 2022, section 4.2.2.
+Source: Korthikanti et al., 2022, section 4.2.2.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,189 +24,141 @@ from archwright.parts.branch import Branch
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.feedforward import RouterAuxLoss
 from archwright.scale.cuts import (
+    branch_paths,
     cut_axes,
     distinct_layers,
     own_part,
     share_sizes,
     shared_branches,
     shared_position,
+    stacks,
 )
-from archwright.scale.exchange import Pass, add_up, exchanged, gathered
+from archwright.scale.exchange import Pass, exchanged
 
 
-class TensorShards:
-    """A model whose branches are cut up over the processes of a group.
+def split_branches(
+    model: Decoder,
+    group: dist.ProcessGroup,
+    *,
+    sequence: bool = True,
+    stages: Sequence[Sequence[Layer]] = (),
+) -> tuple[dict[str, int], frozenset[str]]:
+    """Replace parameters by their shards, and add collectives to the branches.
 
     Args:
-        model: whole, and the same in all processes; afterwards, what this one holds of it.
-        group: the processes; None: this one alone.
-        sequence: whether they share the tokens between branches, in stacks that allow it.
-        stages: the layers of each stage, where others have some of them.
+        model: Complete model, with equal values on all ranks.
+        sequence: Whether stacks use sequence parallelism if they allow it.
+        stages: Layers of each pipeline stage, if there are several.
 
-    Attributes:
-        axes: which axis of which parameter or buffer is cut, by name.
-        partial: names of whole parameters of which each process has a part of the gradient.
+    Returns:
+        The split axis of each sharded parameter and buffer, and the names of complete parameters with partial
+        gradients.
     """
-
-    def __init__(
-        self,
-        model: Decoder,
-        group: dist.ProcessGroup | None,
-        *,
-        sequence: bool = True,
-        stages: Sequence[Sequence[Layer]] = (),
-    ) -> None:
-        self.group = group
-        self.size = 1 if group is None else group.size()
-        self.rank = 0 if group is None else group.rank()
-        self.axes: dict[str, int] = {}
-        self.partial: frozenset[str] = frozenset()
-        if group is not None:
-            self._cut(model, group, sequence, stages)
-
-    def _cut(
-        self,
-        model: Decoder,
-        group: dist.ProcessGroup,
-        sequence: bool,
-        stages: Sequence[Sequence[Layer]],
-    ) -> None:
-        branches = shared_branches(model)
-        positions = {position for b in branches if (position := shared_position(b)) is not None}
-        axes: dict[Tensor, int] = {}
-        inside: set[Tensor] = set()
-        for part in (*branches, *positions):
-            axes |= dict(cut_axes(part))
-            inside.update(part.parameters())
-            share_sizes(part, self.size)
-        for stack, _ in stacks(model):
-            tokens = _Tokens(group) if sequence and shares_tokens(stack) else None
-            for layer in dict.fromkeys(stack.stack):
-                for name in layer.branches:
-                    _connect(branch := layer.branch(name), group, tokens, cut=branch in branches)
-                if tokens is not None:
-                    inside.update(layer.residual.parameters())
+    size = group.size()
+    branches = shared_branches(model)
+    positions = {position for b in branches if (position := shared_position(b)) is not None}
+    axes: dict[Tensor, int] = {}
+    inside: set[Tensor] = set()
+    for part in (*branches, *positions):
+        axes |= dict(cut_axes(part))
+        inside.update(part.parameters())
+        share_sizes(part, size)
+    for stack, _ in stacks(model):
+        tokens = _SequenceSplit(group) if sequence and shares_tokens(stack) else None
+        for layer in dict.fromkeys(stack.stack):
+            for name in layer.branches:
+                _connect(branch := layer.branch(name), group, tokens, cut=branch in branches)
             if tokens is not None:
-                for layers in stages or ([*stack.stack],):
-                    tokens.deal_out(layers)
-        for table in shared_tables(model, self.size):
-            axes |= {p: 0 for p in (table.weight, table.bias) if p is not None}
-            inside.update(table.parameters())
-            (_connect_head if isinstance(table, Head) else _connect_embedding)(table, group)
-        for tensor, axis in axes.items():
-            tensor.data = own_part(tensor.data, axis, self.size, self.rank)
-        named = [*model.named_parameters(), *model.named_buffers()]
-        self.axes = {name: axes[tensor] for name, tensor in named if tensor in axes}
-        self.partial = frozenset(n for n, t in named if t in inside and t not in axes)
-
-    def shape(self, name: str, own: torch.Size) -> torch.Size:
-        """Return the shape of a whole tensor of which processes hold parts of the shape `own`."""
-        axis = self.axes.get(name)
-        return torch.Size(n * self.size if i == axis else n for i, n in enumerate(own))
-
-    def whole(self, name: str, own: Tensor) -> Tensor:
-        """Return a whole tensor of which this process has `own`; all processes ask alike."""
-        axis = self.axes.get(name)
-        if axis is None or self.group is None:
-            return own
-        return gathered(own, axis, self.group)
-
-    def own(self, name: str, whole: Tensor) -> Tensor:
-        """Return of a whole tensor what this process holds."""
-        axis = self.axes.get(name)
-        return whole if axis is None else whole.chunk(self.size, axis)[self.rank]
-
-    def add_up(self, gradients: Sequence[Tensor]) -> None:
-        """Replace parts of gradients by their sums over processes."""
-        if self.group is not None:
-            add_up(gradients, self.group)
+                inside.update(layer.residual.parameters())
+        if tokens is not None:
+            for layers in stages or ([*stack.stack],):
+                layers[0].register_forward_pre_hook(tokens.before_layers)
+                layers[-1].register_forward_hook(tokens.after_layers)
+    for table in shared_tables(model, size):
+        axes |= {p: 0 for p in (table.weight, table.bias) if p is not None}
+        inside.update(table.parameters())
+        (_connect_head if isinstance(table, Head) else _connect_embedding)(table, group)
+    for tensor, axis in axes.items():
+        tensor.data = own_part(tensor.data, axis, size, group.rank())
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return (
+        {name: axes[tensor] for name, tensor in named if tensor in axes},
+        frozenset(n for n, t in named if t in inside and t not in axes),
+    )
 
 
 def shared_tables(model: Decoder, size: int) -> list[TokenEmbedding | Head]:
-    """Return the embeddings and heads of a model whose rows, one for each token, so many processes may share."""
+    """Return the embeddings and heads that ranks can split by rows, one row per token."""
     tables = [m for m in model.modules() if isinstance(m, TokenEmbedding | Head)]
-    # What a head shares with an embedding is whole for both where it is for one.
-    whole = {m.weight for m in tables if not m.vocab_parallel or len(m.weight) % size}
-    return [m for m in tables if m.weight not in whole]
+    # A tied weight is complete in both modules if one of them needs it.
+    replicated = {m.weight for m in tables if not m.vocab_parallel or len(m.weight) % size}
+    return [m for m in tables if m.weight not in replicated]
 
 
 def computed_alike(model: Decoder, size: int) -> list[str]:
-    """Return what of a model each of so many processes computes in full, by name."""
+    """Return the names of branches and tables that are replicated."""
     shared, tables = shared_branches(model), shared_tables(model, size)
     named = (
         (name, layer.branch(name)) for layer in distinct_layers(model) for name in layer.branches
     )
-    found = dict.fromkeys(name for name, branch in named if branch not in shared)
+    replicated = dict.fromkeys(name for name, branch in named if branch not in shared)
     ends = {"embedding": model.get_submodule("embedding"), "head": model.head}
-    return [*found, *(name for name, end in ends.items() if end not in tables)]
+    return [*replicated, *(name for name, end in ends.items() if end not in tables)]
 
 
 def refusals(model: Decoder, tensor: int) -> Iterator[str]:
-    """Yield a line for each number of a model that so many processes cannot share out."""
-    shared, lines = shared_branches(model), dict[str, None]()
+    """Yield a line for each size that does not divide by the number of ranks."""
+    shared = shared_branches(model)
     if not shared:
         yield (
             f"scale.tensor: found {tensor}; expected 1, as no branch of this model can be shared by its heads or "
             "hidden values"
         )
-    for stack, prefix in stacks(model):
-        kinds = stack.spec.layers.names(stack.spec.num_layers)
-        for kind, layer in zip(kinds, stack.stack, strict=True):
-            path = prefix if kind == "default" else f"{prefix}.layer_kinds.{kind}"
-            for name in layer.branches:
-                parallel = shared.get(layer.branch(name))
-                for size, number in {} if parallel is None else parallel.sizes.items():
-                    if number % tensor:
-                        lines[
-                            f"{path}.{name}.{size}: found {number}; expected a multiple of scale.tensor = {tensor}"
-                        ] = None
+    lines = dict[str, None]()
+    for path, branch, _ in branch_paths(model):
+        for size, number in shared[branch].sizes.items() if branch in shared else ():
+            if number % tensor:
+                lines[
+                    f"{path}.{size}: found {number}; expected a multiple of scale.tensor = {tensor}"
+                ] = None
     yield from lines
 
 
 def shares_tokens(stack: Stack) -> bool:
-    """Tell whether all that stands between the branches of a stack looks at each token by itself."""
+    """True if all modules between the branches of a stack process each token separately."""
     layers = [*stack.stack]
     plain = all(layer.residual.is_per_token and not reads_embedding(layer) for layer in layers)
     return plain and len({*layers}) == len(layers) and not stack.spec.residual.is_reversible
 
 
-def stacks(model: nn.Module) -> Iterator[tuple[Stack, str]]:
-    """Yield the stacks of layers, with the path of each one's spec, the model's own first."""
-    for name, module in model.named_modules():
-        if isinstance(module, Stack):
-            yield module, f"model.{name}".rstrip(".")
+class _SequenceSplit:
+    """Sequence parallelism of one stack.
 
-
-class _Tokens:
-    """Tokens of which each process of a group has some, between the branches of a stack."""
+    Attributes:
+        length: Number of tokens on all ranks in this pass.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.length = 0
-        """How many there are in this pass."""
+        self.group, self.length = group, 0
 
-    def deal_out(self, layers: Sequence[Layer]) -> None:
-        """Let layers have the tokens of this process alone, and what comes behind them all."""
-        layers[0].register_forward_pre_hook(self._before)
-        layers[-1].register_forward_hook(self._behind)
-
-    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def before_layers(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Keep the local chunk of tokens."""
         self.length = args[0].shape[1]
         return self.exchanged(args[0], "own", "all"), *args[1:]
 
-    def _behind(self, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+    def after_layers(self, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        """All-gather the tokens."""
         return self.exchanged(out, "all", "own")
 
     def exchanged(self, x: Tensor, forward: Pass, backward: Pass) -> Tensor:
-        """Return what processes make of a tensor, whose gradient takes the other way."""
+        """Apply an operation to tokens, and the reverse one to their gradient."""
         return exchanged(x, self.group, forward, backward, self.length)
 
 
 def _connect(
-    branch: Branch, group: dist.ProcessGroup, tokens: _Tokens | None, *, cut: bool
+    branch: Branch, group: dist.ProcessGroup, tokens: _SequenceSplit | None, *, cut: bool
 ) -> None:
-    """Let a branch that is cut have the sum of all processes as its result, and of their gradients; and where these
-    share tokens, let it read all of them."""
+    """Add collectives to the input and output of a branch."""
     if not cut and tokens is None:
         return
 
@@ -233,21 +184,21 @@ def _connect(
 
 
 def _connect_embedding(embedding: nn.Module, group: dist.ProcessGroup) -> None:
-    """Let an embedding add up what each process finds among the rows that it has."""
+    """Sum the embeddings of all ranks; each rank has zeros for tokens outside its rows."""
     forward = embedding.forward
 
-    def of_own_rows(index: Tensor, *more: Any) -> Tensor:
+    def of_local_rows(index: Tensor, *args: Any) -> Tensor:
         rows = len(cast(Tensor, embedding.weight))
         index = index - group.rank() * rows
         mine = (index >= 0) & (index < rows)
-        found = forward(index.clamp(0, rows - 1), *more)
-        return exchanged(torch.where(mine[..., None], found, 0), group, "sum", "same")
+        x = forward(index.clamp(0, rows - 1), *args)
+        return exchanged(torch.where(mine[..., None], x, 0), group, "sum", "same")
 
-    setattr(embedding, "forward", of_own_rows)  # noqa: B010
+    setattr(embedding, "forward", of_local_rows)  # noqa: B010
 
 
 def _connect_head(head: nn.Module, group: dist.ProcessGroup) -> None:
-    """Let a head give the logits of all processes, each of which has those of some tokens."""
+    """All-gather the logits of the vocabulary shards."""
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return exchanged(args[0], group, "same", "sum"), *args[1:]
@@ -260,10 +211,10 @@ def _connect_head(head: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def _share_auxiliary(module: Any, group: dist.ProcessGroup) -> None:
-    """Let what a branch asks to be minimised, the same in all processes, have a part of its gradient in each."""
-    asked = vars(module).get(AUXILIARY)
-    if isinstance(asked, RouterAuxLoss):
+    """Divide the gradient of an auxiliary loss, which is equal on all ranks, by their number."""
+    loss = vars(module).get(AUXILIARY)
+    if isinstance(loss, RouterAuxLoss):
         mean_score, rest = (
-            exchanged(t, group, "same", "share") for t in (asked.mean_score, asked.rest)
+            exchanged(t, group, "same", "share") for t in (loss.mean_score, loss.rest)
         )
-        setattr(module, AUXILIARY, asked._replace(mean_score=mean_score, rest=rest))
+        setattr(module, AUXILIARY, loss._replace(mean_score=mean_score, rest=rest))

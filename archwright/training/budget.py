@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from archwright.runs.records import Record
 
 READING = 0.07
-"""Share of the budget for the last evaluation: a neighbour that comes late makes it take twice as long. Of a held-out
-text that takes longer, a part is read."""
+"""Share of the budget for the last evaluation, with a reserve; longer held-out texts are read in part."""
 LEAST_READ = 20_000
-"""Held-out tokens that the last evaluation reads in any case, if the text has as many."""
+"""Least number of held-out tokens in the last evaluation."""
 TRAINING = 0.5
-"""Least share of the budget for training, however long the start and the end take."""
+"""Least share of the budget for training."""
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""Functions of the user that see a run's records while it trains, and may end it."""
+"""Callbacks receive a run's records during training, and may end the run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,15 +8,16 @@ from archwright.checkpoint.rng import read_generators, set_generators
 from archwright.runs.records import Record
 from archwright.spec.errors import UserError
 
+CallbackName = Literal["on_step", "on_evaluation"]
 Callback = Callable[[Record], object]
-"""Takes a record, with the keys that it has in metrics.jsonl; its result is not looked at."""
+"""Takes a record with the keys of metrics.jsonl; the result is ignored."""
 
 
 class StopTraining(Exception):  # noqa: N818
-    """A callback raises this so that the step just made is the run's last: it is evaluated and finished as any run.
+    """Raised by a callback to end the run: it is evaluated and finished as usual.
 
     Args:
-        reason: what the run's page says.
+        reason: Text for the run's page.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -25,7 +26,7 @@ class StopTraining(Exception):  # noqa: N818
 
 
 class CallbackError(Exception):
-    """A callback failed; its own error is the cause.
+    """A callback raised another exception, which is the cause.
 
     Args:
         name: `on_step` or `on_evaluation`.
@@ -38,10 +39,10 @@ class CallbackError(Exception):
 
 @dataclass(frozen=True)
 class Callbacks:
-    """The functions of a run, called after everything that belongs to a step is done and recorded.
+    """The callbacks of a run, called after a step is complete and recorded.
 
     Raises:
-        UserError: one is no function.
+        UserError: a callback is not callable.
     """
 
     on_step: Callback | None = None
@@ -56,12 +57,12 @@ class Callbacks:
         if lines:
             raise UserError(*lines)
 
-    def call(self, name: Literal["on_step", "on_evaluation"], record: Record) -> None:
-        """Give a function a copy of a record. All random numbers are afterwards as if it had drawn none.
+    def call(self, name: CallbackName, record: Record) -> None:
+        """Call a callback with a copy of a record, and restore all random number generators.
 
         Raises:
-            StopTraining: it wants the run to end.
-            CallbackError: it failed.
+            StopTraining: the callback ends the run.
+            CallbackError: the callback failed.
         """
         callback = self.on_step if name == "on_step" else self.on_evaluation
         if callback is None:

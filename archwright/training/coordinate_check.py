@@ -1,4 +1,4 @@
-"""Coordinate check: whether the parts of a model move alike in their first steps, whatever its width."""
+"""Coordinate check: compare how parts of a model change in the first steps at several widths."""
 
 import itertools
 import math
@@ -53,24 +53,24 @@ def coordinate_check(
     seeds: int = 5,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> list[Growth]:
-    """Train a model at several widths, and return how far its parts move.
+    """Train a model at several widths, and return the changes of its parts.
 
     A part is the embedding, a branch of a layer or the head. Its change is rms(f_t(x) - f_0(x)): f_0 is the part before
     training, f_t after t steps at SHARE of the peak learning rate, and x its input in the first batch before training.
-    The same x keeps out the changes of other parts, such as those of the embedding, which would hide a growth.
+    The fixed x excludes changes of other parts, such as the embedding, which would hide a growth.
 
     Args:
-        widths: values of model.dim. Hidden layers grow in proportion; all else is that of `run`.
-        seeds: seeds of weights and batches, two at least.
-        on_progress: called with the share that is done.
+        widths: values of model.dim. Hidden layers grow in proportion.
+        seeds: number of seeds of weights and batches, at least two.
+        on_progress: called with the completed share.
 
     Raises:
-        UserError: a width that breaks a rule; a text or a model that cannot be trained; a part that does not move.
+        UserError: a width breaks a rule, the text or the model is unsuitable, or a part does not change.
 
     Source: Yang et al., 2022, Tensor Programs V, appendix D.1.
     """
     runs = [_at_width(run, width) for width in sorted(widths)]
-    # The largest model, which may not fit into memory, comes first.
+    # The largest model is first, because it may not fit into memory.
     trials = [*itertools.product(reversed(runs), range(run.seed, run.seed + seeds))]
     found: dict[tuple[int, str], list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="archwright-") as folder:
@@ -111,7 +111,7 @@ def _changes(run: RunSpec, material: Material) -> Iterator[tuple[tuple[int, str]
     calls: dict[str, Callable[[], Tensor]] = {}
 
     def keep(module: nn.Module, args: Any, given: dict[str, Any], name: str) -> None:
-        given.pop("projected", None)  # a branch computes its own maps, also those that it shares
+        given.pop("projected", None)  # shared projections are computed by each branch
         calls.setdefault(name, partial(module, *args, **given))
 
     hooks = [

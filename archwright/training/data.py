@@ -1,4 +1,4 @@
-"""Data of a run: a tokenizer and two token stores."""
+"""Data of a run: a tokenizer, and texts for training and evaluation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +24,16 @@ from archwright.text.words import word_tokenizer
 
 @dataclass(frozen=True)
 class Material:
-    """A tokenizer, and the tokens to train and to evaluate on."""
+    """A tokenizer, and tokens for training and evaluation."""
 
     tokenizer: Tokenizer
     train: TokenStore | TaskText | PairText
     held_out: TokenStore | TaskText | PairText
     num_skipped: int = 0
-    """Files that were left out because they are no text."""
+    """Number of files skipped because they are not text."""
 
     def record(self) -> dict[str, Any]:
-        """Return what the environment keeps, by which a resume finds the same tokens again."""
+        """Return the environment's record, for finding the same tokens when the run is resumed."""
         return {
             "train": _record(self.train),
             "held_out": _record(self.held_out),
@@ -45,12 +45,12 @@ class Material:
 
     @property
     def text_change(self) -> str | None:
-        """As of `TokenStore`, of the held-out text."""
+        """`TokenStore.text_change` of the held-out text."""
         text = self.held_out
         return text.text_change(self.tokenizer) if isinstance(text, TokenStore) else None
 
     def _task_facts(self) -> dict[str, Any]:
-        """Return what is known of a task's answers before any model: the least loss and the accuracy of guessing."""
+        """Return a task's least loss, and the accuracy of guessing."""
         if not isinstance(self.held_out, TaskText):
             return {}
         task, sampler = self.held_out.task, self.held_out.sampler
@@ -72,31 +72,37 @@ class Material:
 
 
 def prepare_data(run: RunSpec, folder: RunFolder) -> Material:
-    """Return the material of a new run, and keep its tokenizer in the folder.
+    """Return the material of a new run, and write its tokenizer to the folder.
 
     Raises:
-        UserError: what is wrong with the text or the tokenizer.
+        UserError: mistakes in the text or the tokenizer.
     """
     if not run.data.task.is_none:
-        return _task_material(run, folder)
-    sweep()
-    if run.data.pairs:
-        tokenizer = _inherited(run) or open_tokenizer(run.tokenizer, open_pairs(run.data).train)
-        folder.write_tokenizer(tokenizer)
-        return pair_material(run, tokenizer)
-    material = text_material(run)
+        material, inherited = task_material(run), _inherited(run)
+        if inherited and inherited.fingerprint != material.tokenizer.fingerprint:
+            raise UserError(
+                f'data.text: found the task "{run.data.task.kind}", whose tokens are others than those of init.from; '
+                "start from a run on the same task, or leave init.from out"
+            )
+    else:
+        sweep()
+        if run.data.pairs:
+            tokenizer = _inherited(run) or open_tokenizer(run.tokenizer, open_pairs(run.data).train)
+            material = pair_material(run, tokenizer)
+        else:
+            material = text_material(run)
     folder.write_tokenizer(material.tokenizer)
     return material
 
 
 def text_material(run: RunSpec, threads: int | None = None) -> Material:
-    """Return the material of a run on text, whose tokens are then in the cache.
+    """Return the material of a run on text, and write its tokens to the cache.
 
     Args:
-        threads: as of `prepare_documents`.
+        threads: as in `prepare_documents`.
 
     Raises:
-        UserError: what is wrong with the text or the tokenizer.
+        UserError: mistakes in the text or the tokenizer.
     """
     corpus = open_corpus(run.data)
     tokenizer = _inherited(run) or open_tokenizer(run.tokenizer, corpus.train)
@@ -105,20 +111,20 @@ def text_material(run: RunSpec, threads: int | None = None) -> Material:
 
 
 def reload_data(run: RunSpec, folder: RunFolder) -> Material:
-    """Return the material of a run that was started; its tokens are made again if they are gone.
+    """Return the material of a started run; missing tokens are created again.
 
     Raises:
-        UserError: the text or the tokenizer is not the same any more.
+        UserError: the text or the tokenizer has changed.
     """
     recorded = _recorded(folder)
-    if not run.data.task.is_none:
-        return _task_reloaded(run, folder, recorded)
-    tokenizer = Tokenizer.load(folder.tokenizer_folder)
+    material = None if run.data.task.is_none else task_material(run)
+    tokenizer = material.tokenizer if material else Tokenizer.load(folder.tokenizer_folder)
     if tokenizer.fingerprint != recorded["tokenizer"]:
         raise UserError(_changed(folder, "tokenizer"))
     if run.data.pairs:
         material = pair_material(run, tokenizer)
-        if any(getattr(material, s).fingerprint != recorded[s]["text"] for s in SIDES):
+    if material:
+        if any(_record(getattr(material, s))["text"] != recorded[s]["text"] for s in SIDES):
             raise UserError(_changed(folder, "text"))
         return material
     stores = _recorded_stores(recorded) or prepare(open_corpus(run.data), tokenizer)
@@ -132,7 +138,7 @@ def reload_data(run: RunSpec, folder: RunFolder) -> Material:
 
 
 def task_material(run: RunSpec) -> Material:
-    """Return the material of a run on a task, for which nothing is read."""
+    """Return the material of a run on a task; no file is read."""
     task = settled_task(run.data.task, run.model)
     tokenizer = word_tokenizer(task.words)
     train, held_out = (
@@ -145,7 +151,7 @@ def pair_material(run: RunSpec, tokenizer: Tokenizer) -> Material:
     """Return the material of a run on pairs.
 
     Raises:
-        UserError: missing or malformed files, or pairs that are all too long.
+        UserError: missing or malformed files, or only pairs that exceed the context.
     """
     corpus, length = open_pairs(run.data), run.model.context_length
     train, held_out = (PairText(side, tokenizer, length) for side in corpus)
@@ -153,40 +159,18 @@ def pair_material(run: RunSpec, tokenizer: Tokenizer) -> Material:
 
 
 def settled_task(task: Task, model: ModelSpec) -> Task:
-    """Return a task with a number in place of each "auto"."""
-    sizes = model.sizes
-    return task.model_copy(update=task.numbers(sizes))
-
-
-def _task_material(run: RunSpec, folder: RunFolder) -> Material:
-    material = task_material(run)
-    inherited = _inherited(run)
-    if inherited and inherited.fingerprint != material.tokenizer.fingerprint:
-        raise UserError(
-            f'data.text: found the task "{run.data.task.kind}", whose tokens are others than those of init.from; '
-            "start from a run on the same task, or leave init.from out"
-        )
-    folder.write_tokenizer(material.tokenizer)
-    return material
-
-
-def _task_reloaded(run: RunSpec, folder: RunFolder, recorded: dict[str, Any]) -> Material:
-    material = task_material(run)
-    if recorded["tokenizer"] != material.tokenizer.fingerprint:
-        raise UserError(_changed(folder, "tokenizer"))
-    if any(_record(getattr(material, s))["text"] != recorded[s]["text"] for s in SIDES):
-        raise UserError(_changed(folder, "text"))
-    return material
+    """Return a task with a number for each "auto"."""
+    return task.model_copy(update=task.numbers(model.sizes))
 
 
 def _recorded(folder: RunFolder) -> dict[str, Any]:
-    """Return the `Material.record` of when the run began.
+    """Return the `Material.record` of the run's start.
 
     Raises:
-        UserError: somebody changed it.
+        UserError: the record is missing.
     """
-    if found := folder.environment().get("data"):
-        return dict(found)
+    if record := folder.environment().get("data"):
+        return dict(record)
     raise UserError(
         f'{folder.environment_file}: found no record of the text under "data"; nothing can tell '
         "whether it is the same. Train again with another --out"
@@ -194,10 +178,10 @@ def _recorded(folder: RunFolder) -> dict[str, Any]:
 
 
 def _recorded_stores(recorded: dict[str, Any]) -> Prepared | None:
-    """Return the stores that a run began with; None where one is gone or damaged."""
+    """Return the stores of the run's start; None if one is missing or damaged."""
     try:
         return Prepared(*(TokenStore(Path(recorded[side]["store"])) for side in Prepared._fields))
-    except (StoreError, ValueError):  # a path may be none
+    except (StoreError, ValueError):  # an invalid path
         return None
 
 
@@ -209,10 +193,10 @@ def _changed(folder: RunFolder, what: str) -> str:
 
 
 def _inherited(run: RunSpec) -> Tokenizer | None:
-    """Return the tokenizer that belongs to the weights a run starts from, unless it asks for a file's.
+    """Return the tokenizer of `init.from`; None without one, or if the run has a tokenizer file.
 
     Raises:
-        UserError: it asks for another one to be made.
+        UserError: the run requires another tokenizer.
     """
     source = Path(run.init.from_)
     folder = source / "tokenizer"

@@ -1,4 +1,4 @@
-"""Early stopping: a run ends where its held-out loss falls no more (Prechelt, 1998)."""
+"""Early stopping: end a run if its held-out loss no longer falls (Prechelt, 1998)."""
 
 import math
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ from archwright.spec.run_spec import EarlyStopSpec
 
 
 class EarlyStop:
-    """Counts evaluations since the held-out loss was last lower than ever, by `min_delta` at least.
+    """Counts evaluations since the held-out loss reached a new minimum, by at least `min_delta`.
 
-    It is a function of the recorded evaluations alone, so a run that goes on from a checkpoint counts as it did before.
+    The count depends only on recorded evaluations, so a resumed run has the same count.
 
     Args:
-        records: those of the run so far.
+        records: previous records of the run.
     """
 
     def __init__(self, spec: EarlyStopSpec, records: Iterable[Record] = ()) -> None:
@@ -22,13 +22,13 @@ class EarlyStop:
         self.lowest = math.inf
         self.lowest_step = 0
         self.num_without = 0
-        """Evaluations since then."""
+        """Evaluations since the minimum."""
         for record in records:
             if record["kind"] == "eval":
                 self.add(record)
 
     def add(self, evaluation: Record) -> bool:
-        """Take note of an evaluation, and tell whether its loss is a new lowest; one that is no number is none."""
+        """Count an evaluation; True if its loss is a new minimum. NaN is not."""
         loss = evaluation["nats_per_token"]
         if loss is not None and loss < self.lowest - self.spec.min_delta:
             self.lowest, self.lowest_step, self.num_without = loss, evaluation["step"], 0
@@ -38,17 +38,17 @@ class EarlyStop:
 
     @property
     def restores(self) -> bool:
-        """Whether the run ends with weights of an earlier step."""
+        """True if the run ends with the weights of an earlier step."""
         return self.is_due and self.spec.restore_best and self.lowest_step > 0
 
     @property
     def is_due(self) -> bool:
-        """Whether the run is to end here."""
+        """True if the run must end."""
         return 0 < self.spec.patience <= self.num_without
 
     @property
     def reason(self) -> str:
-        """Why it is, for the terminal and the page."""
+        """Reason for the end, for the terminal and the page."""
         by = f" by {self.spec.min_delta:g} or more" if self.spec.min_delta else ""
         number = (
             "the last evaluation" if self.num_without == 1 else f"{self.num_without} evaluations"

@@ -1,16 +1,15 @@
-"""How good is the model on text it has not seen? Nats per token, perplexity, bits per byte."""
+"""Evaluation on held-out text: nats per token, perplexity, bits per byte."""
 
 import math
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from archwright.data.compressors import Baseline, baselines
 from archwright.data.eval_windows import HeldOut, Windows, bits_per_byte, why_no_bits
@@ -38,22 +37,22 @@ from archwright.training.step import second_answers, second_cases, to_device
 
 Text = TokenStore | TaskText | PairText
 ROW_TOKENS = 8192
-"""Tokens of a batch: enough for fast products, few enough for the logits to stay small."""
+"""Tokens of a batch: enough for fast matmuls, with small logits."""
 
 COLUMNS = 7
-"""Of a batch that is evaluated, the numbers that are added up."""
+"""Number of sums of an evaluated batch."""
 FEW_DOCUMENTS = 20
-"""Below so many, documents say too little of how much another choice of text would move a loss."""
+"""Least number of documents for estimating the variance of a loss over texts."""
 STRETCHES = 64
-"""Of a text of few documents."""
+"""Number of clusters of a text with fewer documents."""
 MOST_CLUSTERS = 256
-"""Neighbouring documents stand together where there are more."""
+"""Largest number of clusters: neighbouring documents are joined if there are more."""
 
 
 @dataclass(frozen=True)
 class _Recorded:
     def record(self) -> dict[str, Any]:
-        """Return the values as a metrics record has them, without those that are not defined."""
+        """Return the defined values, as in a metrics record."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -62,41 +61,39 @@ class Evaluation(_Recorded):
     """A model's result on a text. Perplexity is exp(nats per token)."""
 
     nats_per_token: float
-    """Of tokens that are to be predicted."""
+    """Mean over predicted tokens."""
     perplexity: float
     bits_per_byte: float | None
-    """None where the objective defines none."""
+    """None if the objective does not define it."""
     num_tokens: int
-    """Of the text."""
+    """Tokens of the text."""
     num_bytes: int
     accuracy: float | None = None
-    """Share of the answers of a task to which the model gives the largest probability; None of documents."""
+    """Share of a task's answers with the largest probability; None for documents."""
     num_answers: int | None = None
-    """How many answers that are."""
+    """Number of the task's answers."""
     token_accuracy: float | None = None
-    """Share of the predicted tokens that have the largest probability; None unless more than tokens is learned."""
+    """Share of predicted tokens with the largest probability; None without a second task."""
     second_loss: float | None = None
-    """Mean -ln p of what is learned beside tokens, in nats per row or per token."""
+    """Mean -ln p of the second task, in nats per sequence or token."""
     second_accuracy: float | None = None
-    """Share of the rows or tokens that are judged right."""
+    """Share of right answers of the second task."""
 
 
 @dataclass(frozen=True)
 class Halves(_Recorded):
-    """Losses on the two halves of held-out windows, every other one in the order of the text, or every other piece of
-    text: on one, learning rates are tuned, on the other, what was tuned is judged."""
+    """Losses on two halves of the held-out windows, which alternate: one for tuning, one for judging."""
 
     tuning: float
     """Nats per token of the first half."""
     judged_tokens: tuple[int, ...]
-    """Targets of the second, by document; neighbours together where there are many, stretches of the text where there
-    are few."""
+    """Targets of the second half, by cluster: documents, joined documents, or stretches of few documents."""
     judged_nats: tuple[float, ...]
-    """Their sums of -ln p."""
+    """Sums of -ln p, by cluster."""
     tuning_bits_per_byte: float | None = None
-    """The same of the first half as `tuning`, where pieces of text are read."""
+    """Bits per byte of the first half, if windows have bytes."""
     judged_bytes: tuple[int, ...] | None = None
-    """The bytes of the targets of the second, where pieces of text are read."""
+    """Bytes of the targets of the second half, by cluster, if windows have bytes."""
 
 
 def held_out_windows(
@@ -109,8 +106,8 @@ def held_out_windows(
     max_tokens: int | None = None,
     max_bytes: int | None = None,
 ) -> Windows:
-    """Return the windows to evaluate on; see `HeldOut`, `TaskWindows` and `PairWindows`."""
-    batch_size = rows_at_once(context_length)
+    """Return the windows of a text; see `HeldOut`, `TaskWindows` and `PairWindows`."""
+    batch_size = max(1, ROW_TOKENS // context_length)
     if isinstance(text, TaskText):
         return TaskWindows(text, context_length, batch_size, max_tokens)
     examples = Examples(objective, Vocabulary.of(tokenizer))
@@ -132,13 +129,8 @@ def held_out_windows(
     )
 
 
-def rows_at_once(context_length: int) -> int:
-    """Return how many windows of a text are evaluated at once."""
-    return max(1, ROW_TOKENS // context_length)
-
-
 class Reading(NamedTuple):
-    """How much of held-out text is read, and in windows of which length; see `held_out_windows`."""
+    """Amount of held-out text, and length of its windows; see `held_out_windows`."""
 
     context_length: int
     stride: int | None
@@ -159,7 +151,7 @@ class Reading(NamedTuple):
 
 
 def reading_of(run: RunSpec, max_tokens: int, max_bytes: int | None) -> Reading:
-    """Return what an evaluation reads in windows as long as the context."""
+    """Return the reading in windows of the context length."""
     stride = None if run.evaluate.stride == "auto" else run.evaluate.stride
     return Reading(run.model.context_length, stride, max_tokens, max_bytes)
 
@@ -167,43 +159,33 @@ def reading_of(run: RunSpec, max_tokens: int, max_bytes: int | None) -> Reading:
 def evaluate(
     model: Decoder, windows: Windows, precision: Precision, processes: Processes = ALONE
 ) -> Evaluation:
-    """Return what a model reaches on held-out windows, of which several processes read one batch each in turns."""
+    """Evaluate a model on held-out windows; ranks take batches in turn."""
     rows: list[list[float]] = []
     with processes.without_gradients():
         for out, batch, mine in _predictions(model, windows, precision, processes):
-            # A row for each process: their sums are the rows of all batches, in order.
+            # A row for each rank: the sums over ranks are the rows of all batches, in order.
             rows += ([0.0] * COLUMNS for _ in range(processes.size))
-            if out is None or not mine:
-                continue
-            loss, second = cross_entropy(out.logits, batch.targets), _Second()
-            second.add(out, batch)
-            right = _num_right(windows, out.logits, batch.targets)
-            found = [loss.nll_sum.item(), int(loss.num_targets), right, *astuple(second)]
-            rows[processes.rank - processes.size] = found
-            del out  # before those of the next batch are there
+            if out is not None and mine:
+                rows[processes.rank - processes.size] = _sums(windows, out, batch)
+            del out  # before the next batch's logits exist
     sums = processes.sums([value for row in rows for value in row])
     totals = [0.0] * COLUMNS
     for start in range(0, len(sums), COLUMNS):
         totals = [a + b for a, b in zip(totals, sums[start : start + COLUMNS], strict=True)]
-    nats, num_targets, num_right, second_nats, *counts = totals
-    second = _Second(second_nats, *map(int, counts))
-    return _evaluation(windows, nats, int(num_targets), int(num_right), second)
+    return _evaluation(windows, totals)
 
 
 @torch.inference_mode()
 def evaluate_halves(
     model: Decoder, windows: Windows, precision: Precision
 ) -> tuple[Evaluation, Halves]:
-    """Return what a model reaches on held-out windows, and on each half of them."""
-    total, num_right, rows, second = 0.0, 0, [], _Second()
+    """Evaluate a model on held-out windows, and on each half of them."""
+    totals, rows = [0.0] * COLUMNS, []
     for out, batch, _ in _predictions(model, windows, precision):
-        assert out is not None, "a process alone has the whole model"
-        logits, targets = out.logits, batch.targets
-        second.add(out, batch)
-        total += cross_entropy(logits, targets).nll_sum.item()  # as `evaluate` adds it up
-        num_right += _num_right(windows, logits, targets)
-        rows += [cross_entropy(row, target) for row, target in zip(logits, targets, strict=True)]
-        del out, logits  # before those of the next batch are there
+        assert out is not None, "a single process has the whole model"
+        totals = [a + b for a, b in zip(totals, _sums(windows, out, batch), strict=True)]
+        rows += [cross_entropy(*row) for row in zip(out.logits, batch.targets, strict=True)]
+        del out  # before the next batch's logits exist
     nats = np.array([row.nll_sum.item() for row in rows])
     tokens = np.array([int(row.num_targets) for row in rows])
     documents, numbers = windows.places
@@ -225,44 +207,28 @@ def evaluate_halves(
         bits = bits_per_byte(float(nats[tunes].sum()), max(1, int(size[tunes].sum())))
         judged_bytes = tuple(int(size[at].sum()) for at in judged)
         halves = replace(halves, tuning_bits_per_byte=bits, judged_bytes=judged_bytes)
-    return _evaluation(windows, total, int(tokens.sum()), num_right, second), halves
+    return _evaluation(windows, totals), halves
 
 
-@dataclass
-class _Second:
-    """What is learned beside tokens: sums over the rows or tokens seen so far, and the tokens predicted right."""
-
-    nats: float = 0.0
-    cases: int = 0
-    right: int = 0
-    tokens_right: int = 0
-
-    def add(self, out: Output, batch: Batch) -> None:
-        """Add a batch, if there is more to learn of it than tokens."""
-        if not second_cases(batch):
-            return
-        nats, right = second_answers(out, batch)
-        self.nats += nats.sum().item()
-        self.cases += len(nats)
-        self.right += int(right.sum())
-        self.tokens_right += int((out.logits.argmax(-1) == batch.targets).sum())
-
-    def means(self, num_targets: int) -> dict[str, float]:
-        """Return the fields of an evaluation; none where tokens are all."""
-        if not self.cases:
-            return {}
-        return {
-            "token_accuracy": self.tokens_right / max(1, num_targets),
-            "second_loss": self.nats / self.cases,
-            "second_accuracy": self.right / self.cases,
-        }
+def _sums(windows: Windows, out: Output, batch: Batch) -> list[float]:
+    """Return nats, targets and right answers of a batch; then nats, cases and right answers of its second task, and
+    the number of tokens predicted right."""
+    loss = cross_entropy(out.logits, batch.targets)
+    has_second = second_cases(batch) > 0
+    right = 0
+    if windows.counts_answers or has_second:
+        right = int((out.logits.argmax(-1) == batch.targets).sum())
+    sums = [loss.nll_sum.item(), int(loss.num_targets), right if windows.counts_answers else 0]
+    if not has_second:
+        return [*sums, 0.0, 0, 0, 0]
+    nats, is_right = second_answers(out, batch)
+    return [*sums, nats.sum().item(), len(nats), int(is_right.sum()), right]
 
 
 def _predictions(
     model: Decoder, windows: Windows, precision: Precision, processes: Processes = ALONE
 ) -> Iterator[tuple[Output | None, Batch, bool]]:
-    """Yield what the model gives for each batch, where this process has that, and whether it counts; the model is as it
-    was in the end."""
+    """Yield the output, the batch, and if this rank counts it; the output is None on other pipeline stages."""
     was_training = model.training
     model.eval()
     with uncompiled(model):
@@ -275,14 +241,12 @@ def _predictions(
     model.train(was_training)
 
 
-def _num_right(windows: Windows, logits: Tensor, targets: Tensor) -> int:
-    """Return how many answers have the largest logit; 0 where none are counted."""
-    return int((logits.argmax(-1) == targets).sum()) if windows.counts_answers else 0
-
-
-def _evaluation(
-    windows: Windows, nats: float, num_targets: int, num_right: int, second: _Second
-) -> Evaluation:
+def _evaluation(windows: Windows, sums: Sequence[float]) -> Evaluation:
+    """Return the evaluation of summed `_sums`."""
+    nats, second_nats = sums[0], sums[3]
+    num_targets, num_right, cases, second_right, tokens_right = (
+        int(sums[i]) for i in (1, 2, 4, 5, 6)
+    )
     mean = nats / num_targets if num_targets else math.nan
     defined = windows.defines_bits_per_byte
     return Evaluation(
@@ -293,16 +257,17 @@ def _evaluation(
         num_bytes=windows.num_bytes,
         accuracy=num_right / max(1, num_targets) if windows.counts_answers else None,
         num_answers=num_targets if windows.counts_answers else None,
-        **second.means(num_targets),
+        token_accuracy=tokens_right / max(1, num_targets) if cases else None,
+        second_loss=second_nats / cases if cases else None,
+        second_accuracy=second_right / cases if cases else None,
     )
 
 
 def evaluate_text(run: Run, *texts: str, stride: int | None = None) -> Evaluation:
-    """Return what a run's model reaches on texts: files, folders, globs, `-`, or `stdlib`.
+    """Evaluate a run's model on texts: files, folders, globs, `-`, or `stdlib`.
 
     Raises:
-        UserError: missing, binary, empty or undecodable files, one line each; the run was trained on a task, whose
-            answers no text has, or on pairs.
+        UserError: missing, binary, empty or undecodable files; or the run was trained on a task or on pairs.
     """
     run = open_run(run)
     if run.spec.data.pairs:
@@ -327,10 +292,10 @@ def evaluate_text(run: Run, *texts: str, stride: int | None = None) -> Evaluatio
 
 
 def evaluate_held_out(run: OpenRun, stride: int | None = None) -> Evaluation:
-    """Return what a run's model reaches on the held-out text, pairs, or examples of the task that it was trained on.
+    """Evaluate a run's model on its held-out text, pairs, or examples of its task.
 
     Raises:
-        UserError: it was imported, or what it was trained on has changed.
+        UserError: the run was imported, or its data have changed.
     """
     if not run.folder.environment().get("data"):
         pairs = "" if run.spec.model.encoder.is_none else "; or pairs: --pairs FILE"
@@ -340,11 +305,13 @@ def evaluate_held_out(run: OpenRun, stride: int | None = None) -> Evaluation:
 
 
 def evaluate_pairs(run: OpenRun, pairs: str) -> Evaluation:
-    """Return what a run's model reaches on the targets of pairs: a .tsv or .jsonl file, or `synthetic`, of which those
-    are read that are held out; `synthetic-longer` has sentences that are longer.
+    """Evaluate a run's model on the targets of pairs.
+
+    Args:
+        pairs: a .tsv or .jsonl file, or `synthetic` or `synthetic-longer`: held-out pairs, or longer sentences.
 
     Raises:
-        UserError: missing or malformed files, one line each; or the model has no encoder to read a source.
+        UserError: as `pair_text`.
     """
     return _evaluated(run, pair_text(run, pairs), OF_PAIRS)
 
@@ -352,7 +319,7 @@ def evaluate_pairs(run: OpenRun, pairs: str) -> Evaluation:
 def _evaluated(
     run: OpenRun, text: Text, objective: Objective, stride: int | None = None
 ) -> Evaluation:
-    """Return what a run's model reaches on a text, in float32 on the CPU."""
+    """Evaluate a run's model on a text, in float32 on the CPU."""
     context_length = run.spec.model.context_length
     windows = held_out_windows(text, run.tokenizer, objective, context_length, stride=stride)
     return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
@@ -360,21 +327,20 @@ def _evaluated(
 
 @dataclass(frozen=True)
 class Answers:
-    """How the answers that a model writes compare with the targets of pairs."""
+    """Comparison of a model's answers with the targets of pairs."""
 
     exact: float
-    """Share of answers that are the target, letter for letter."""
+    """Share of answers that equal the target."""
     bleu: float | None
-    """BLEU of all answers together, in percent (Papineni et al., 2002; sacrebleu, with its defaults); None without
-    sacrebleu."""
+    """Corpus BLEU in percent (Papineni et al., 2002; sacrebleu's defaults); None without sacrebleu."""
     num_answers: int
 
 
 def evaluate_answers(run: OpenRun, pairs: str, **settings: Unpack[Settings]) -> Answers:
-    """Return how a model answers the sources of pairs, named as for `evaluate_pairs`, written as `generate_many` does.
+    """Generate answers to the sources of pairs with `generate_many`, and compare them with the targets.
 
     Raises:
-        UserError: as `evaluate_pairs` does, or settings out of their limits.
+        UserError: as `pair_text`, or invalid settings.
     """
     text = pair_text(run, pairs)
     read = [text.pairs.pair(0, i) for i in range(text.pairs.num_pairs)]
@@ -385,7 +351,7 @@ def evaluate_answers(run: OpenRun, pairs: str, **settings: Unpack[Settings]) -> 
 
 
 def bleu(answers: Sequence[str], targets: Sequence[str]) -> float | None:
-    """Return BLEU in percent, by sacrebleu with its defaults; None where that is not installed."""
+    """Return BLEU in percent, with sacrebleu's defaults; None if sacrebleu is not installed."""
     try:
         from sacrebleu import corpus_bleu
     except ImportError:
@@ -397,7 +363,7 @@ def pair_text(run: OpenRun, pairs: str) -> PairText:
     """Return pairs as tokens for a run's model.
 
     Raises:
-        UserError: missing or malformed files, one line each; or the model has no encoder to read a source.
+        UserError: missing or malformed files, or the model has no encoder.
     """
     if run.spec.model.encoder.is_none:
         raise UserError(
@@ -409,7 +375,7 @@ def pair_text(run: OpenRun, pairs: str) -> PairText:
 
 
 def compressors(windows: HeldOut, tokenizer: Tokenizer) -> tuple[Baseline, ...]:
-    """Return what compressors reach on the very bytes that the windows predict."""
+    """Return the results of compressors on the bytes that the windows predict."""
     texts = (tokenizer.decode(tokens) for tokens in windows.texts())
     documents = (Document(str(i), iter([text])) for i, text in enumerate(texts))
     return baselines(documents, windows.num_bytes)

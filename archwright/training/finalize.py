@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import time
+from collections.abc import Callable
 from typing import Any
 
 from archwright.data.eval_windows import HeldOut
@@ -20,75 +21,90 @@ from archwright.training.loop import Loop
 from archwright.training.session import Session
 
 FINAL = "final"
-"""Name of the evaluation that counts, of a run of which only numbers stay."""
+"""Name of the final evaluation of a run that keeps only records."""
 SAMPLE_TOKENS = 160
-"""Length of the sample."""
+"""Tokens of the sample."""
 TIMED_TOKENS = 4096
 """Held-out tokens for timing the end of a run."""
 TIMED_SAMPLE = 10
 """Sampled tokens for timing the end of a run."""
 CHECKPOINT_SIZE = 4
-"""A last checkpoint (weights and two moments) and the file of the weights, in sizes of the weights."""
+"""Size of the last checkpoint (weights and two moments) and the weights file, in sizes of the weights."""
 PAGE = 0.5
-"""Seconds of the page, with the imports of what draws it: no import waits for the first step."""
+"""Seconds for writing the page, including imports."""
 
 
 def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
-    """Evaluate on the held-out text, write samples and weights, mark the run finished.
+    """Evaluate on the held-out text, write weights and samples, and mark the run as finished.
 
-    What a process that was killed in here has recorded already is not recorded twice.
+    If a process was killed here, its records are not repeated.
     """
-    session, tokenizer = loop.session, material.tokenizer
+    session, first = loop.session, loop.processes.first
     windows = session.windows(material, _final(session.run))
     loop.restore_best()
     final_evaluation(loop, folder, material)
-    known = _known(folder, session.standing.step)
+    first(lambda: _record_baselines(loop, folder, material))
+    metadata = {"archwright": "model", "spec": session.model.spec.hash()}
+    session.write_model(folder.model_file, metadata)
+
+    def complete() -> None:
+        if windows.generates_text:
+            with session.whole_model(folder.model_file) as model:
+                text = printable(_sample(session, model, material.tokenizer, SAMPLE_TOKENS))
+            folder.check_kept()
+            folder.write_samples(text)
+        loop.record("event", name="finished", text=f"{session.standing.step} steps")
+        folder.best_file.unlink(missing_ok=True)  # last: needed again if the process is killed
+        report(folder)
+
+    first(complete)
+
+
+def _record_baselines(loop: Loop, folder: RunFolder, material: Material) -> None:
+    """Record the results of compressors that are not recorded yet."""
+    windows = loop.session.windows(material, _final(loop.session.run))
+    known = _known(folder, loop.session.standing.step)
     if isinstance(windows, HeldOut) and windows.defines_bits_per_byte:
-        for baseline in compressors(windows, tokenizer):
+        for baseline in compressors(windows, material.tokenizer):
             if ("baseline", baseline.name) not in known:
                 loop.record("baseline", **baseline._asdict())
-    metadata = {"archwright": "model", "spec": session.model.spec.hash()}
     folder.check_kept()
-    session.write_model(folder.model_file, metadata)
-    if windows.generates_text:
-        with session.whole_model(folder.model_file) as model:
-            text = printable(_sample(session, model, tokenizer, SAMPLE_TOKENS))
-        folder.check_kept()
-        folder.write_samples(text)
-    loop.record("event", name="finished", text=f"{session.standing.step} steps")
-    folder.best_file.unlink(missing_ok=True)  # last: a process killed before still needs it
-    report(folder)
 
 
 def time_end(session: Session, folder: RunFolder, material: Material) -> tuple[float, float]:
-    """Time a little of everything that `finish` does, before the first step; nothing is kept.
+    """Time a small part of `finish` before the first step.
 
     Returns:
-        Estimated seconds for each held-out token, and seconds for everything else.
+        Estimated seconds per held-out token, and seconds of everything else.
     """
-    run, clock = session.run, time.perf_counter
+    run, first = session.run, session.processes.first
     reading = reading_of(run, TIMED_TOKENS, run.evaluate.final_bytes)
     windows = session.windows(material, reading)
     assert isinstance(reading.stride, int)
     readings = 1 + len(run.evaluate.lengths) * reading.stride / run.model.context_length
-    start = clock()
-    session.evaluate(material, reading)
-    per_token = readings * (clock() - start) / windows.num_tokens
+    evaluation = _seconds(lambda: session.evaluate(material, reading))
+    per_token = readings * evaluation / windows.num_tokens
     if isinstance(windows, HeldOut) and windows.defines_bits_per_byte:
-        start = clock()
-        compressors(windows, material.tokenizer)
-        per_token += (clock() - start) / windows.num_tokens
-    start = clock()
-    session.write_model(folder.timed_file, {})
-    others = PAGE + CHECKPOINT_SIZE * (clock() - start)
-    if windows.generates_text:
+        compressing = first(lambda: _seconds(lambda: compressors(windows, material.tokenizer)))
+        per_token += compressing / windows.num_tokens
+    writing = _seconds(lambda: session.write_model(folder.timed_file, {}))
+    others = PAGE + CHECKPOINT_SIZE * writing
+
+    def sampling() -> float:
         with session.whole_model(folder.timed_file) as model:
             _sample(session, model, material.tokenizer, 2)  # the first tokens take longer
-            start = clock()
-            _sample(session, model, material.tokenizer, TIMED_SAMPLE)
-            others += SAMPLE_TOKENS / TIMED_SAMPLE * (clock() - start)
-    folder.timed_file.unlink()
+            return _seconds(lambda: _sample(session, model, material.tokenizer, TIMED_SAMPLE))
+
+    if windows.generates_text:
+        others += SAMPLE_TOKENS / TIMED_SAMPLE * first(sampling)
+    first(folder.timed_file.unlink)
     return per_token, others
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def _sample(session: Session, model: Decoder, tokenizer: Tokenizer, max_tokens: int) -> str:
@@ -99,17 +115,18 @@ def _sample(session: Session, model: Decoder, tokenizer: Tokenizer, max_tokens: 
 
 
 def report(folder: RunFolder) -> None:
-    """Write the run's page. What draws it is loaded here, not before the first step."""
+    """Write the run's page."""
+    # Not imported before the first step, because drawing libraries load slowly.
     from archwright.reporting.page import write_report
 
     write_report(folder)
 
 
 def finalize_metrics_only(loop: Loop, folder: RunFolder, material: Material) -> None:
-    """Evaluate on the held-out text and mark the run finished; only numbers stay of it.
+    """Evaluate on the held-out text, mark the run as finished, and keep only its records.
 
-    The curve ends on the sample that it was measured on; the evaluation that counts is a record of its own, with the
-    halves that tune and judge.
+    The curve ends on its own sample. The final evaluation is a separate record with two halves, for tuning and for
+    judging.
     """
     session = loop.session
     known = _known(folder, session.standing.step)
@@ -127,9 +144,10 @@ def finalize_metrics_only(loop: Loop, folder: RunFolder, material: Material) -> 
 
 
 def final_evaluation(loop: Loop, folder: RunFolder, material: Material) -> None:
-    """Record the final evaluation, and those at other lengths, as far as they are not recorded yet."""
+    """Record the final evaluations, including other lengths, unless they are recorded already."""
     session = loop.session
-    known = _known(folder, session.standing.step)
+    pairs = loop.processes.first(lambda: [*_known(folder, session.standing.step)])
+    known = {(kind, name) for kind, name in pairs}
     if ("eval", None) not in known:
         found = session.evaluate(material, _final(session.run))
         loop.call("on_evaluation", loop.record("eval", **found.record()))
@@ -137,7 +155,7 @@ def final_evaluation(loop: Loop, folder: RunFolder, material: Material) -> None:
 
 
 def _evaluate_lengths(loop: Loop, material: Material, known: set[tuple[str, str | None]]) -> None:
-    """Record evaluations on texts of other lengths; of one behind the last position of a model, without numbers."""
+    """Record evaluations at other lengths; lengths beyond the model's last position have no numbers."""
     session, run = loop.session, loop.session.run
     for length in run.evaluate.lengths:
         if ("length", str(length)) in known:
@@ -150,13 +168,14 @@ def _evaluate_lengths(loop: Loop, material: Material, known: set[tuple[str, str 
 
 
 def _final(run: RunSpec) -> Reading:
-    """Return what the evaluation at the end reads."""
+    """Return the reading of the final evaluation."""
     return reading_of(run, run.evaluate.final_max_tokens, run.evaluate.final_bytes)
 
 
 def _known(folder: RunFolder, step: int) -> set[tuple[str, str | None]]:
-    """Return kind and name of what is recorded of the last step, after it was known to be the last."""
+    """Return kinds and names of the last step's records."""
     records = [record for record in folder.metrics() if record["step"] == step]
+    # Records before an early end do not count: the step was not known to be the last.
     if (ended := early_end(records)) is not None:
         records = records[records.index(dict(ended)) :]
     return {(record["kind"], record.get("name")) for record in records}

@@ -1,25 +1,26 @@
-"""Ctrl-C and SIGTERM as a wish to leave in good order, not as death in the middle of a step."""
+"""Ctrl-C and SIGTERM end a run after the current step."""
 
-import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from signal import SIGINT, SIGTERM, Signals, signal
 from types import FrameType
+from typing import Any
 
 
 class Interrupt:
-    """Whether the user asked to stop, and by which signal. A second Ctrl-C ends at once."""
+    """Signal that interrupted a run, if any. A second Ctrl-C ends the process at once."""
 
     def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
+        self.signal: Signals | None = None
         self._is_caught = False
-        """Whether this process has had a signal itself."""
+        """True if this process received a signal."""
 
     @property
     def name(self) -> str:
-        """The reason why the run stopped, in a user's words."""
+        """Name of the signal for users."""
         assert self.signal is not None
-        return "Ctrl-C" if self.signal == signal.SIGINT else self.signal.name
+        return "Ctrl-C" if self.signal == SIGINT else self.signal.name
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -31,22 +32,28 @@ class Interrupt:
         self.ask(number)
 
     def ask(self, number: int) -> None:
-        """Ask to stop as a signal to another process of the run does, which is no first one to this process."""
+        """Interrupt as if this process had received a signal; it does not count as the first Ctrl-C."""
         if self.signal is None:
-            self.signal = signal.Signals(number)
+            self.signal = Signals(number)
 
 
 @contextmanager
 def interruptions() -> Iterator[Interrupt]:
-    """Collect SIGINT and SIGTERM while the block runs; outside the main thread, change nothing."""
+    """Collect SIGINT and SIGTERM during the block."""
     interrupt = Interrupt()
+    with handling({SIGINT: interrupt, SIGTERM: interrupt}):
+        yield interrupt
+
+
+@contextmanager
+def handling(handlers: Mapping[Signals, Any]) -> Iterator[None]:
+    """Install signal handlers during the block; no effect outside the main thread, where Python forbids it."""
     if threading.current_thread() is not threading.main_thread():
-        yield interrupt
+        yield
         return
-    caught = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, interrupt) for number in caught}
+    before = {number: signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield interrupt
+        yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal(number, handler)

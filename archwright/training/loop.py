@@ -1,13 +1,13 @@
-"""The loop: train, measure, evaluate, save, until the run is done or someone asks to stop."""
+"""The training loop, which is the same on every rank: train, record, evaluate, save."""
 
-import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from signal import SIGTERM
-from typing import Any, Literal
+from typing import Any
 
 from archwright import checkpoint
 from archwright.inspection.probes import Probes
@@ -17,7 +17,12 @@ from archwright.runs.ending import EARLY_STOP
 from archwright.runs.records import Record
 from archwright.spec.errors import UserError
 from archwright.training.budget import Clock
-from archwright.training.callbacks import CallbackError, Callbacks, StopTraining
+from archwright.training.callbacks import (
+    CallbackError,
+    CallbackName,
+    Callbacks,
+    StopTraining,
+)
 from archwright.training.data import Material
 from archwright.training.early_stop import EarlyStop
 from archwright.training.evaluation import Evaluation, reading_of
@@ -35,7 +40,7 @@ class DivergedError(RuntimeError):
 
 
 class Loop:
-    """Trains a session to its end and keeps the record in a run folder."""
+    """Trains a session to its end, and records it in a run folder."""
 
     def __init__(
         self,
@@ -49,14 +54,15 @@ class Loop:
         clock: Clock | None,
         callbacks: Callbacks | None,
     ) -> None:
-        run = session.run
         self.session, self.folder, self.material = session, folder, material
-        records = folder.metrics() if run.early_stop.patience else []
-        self.early_stop = EarlyStop(run.early_stop, records)
+        self.processes, stopping = session.processes, session.run.early_stop
+        records = self.processes.first(lambda: _evaluations(folder)) if stopping.patience else []
+        self.early_stop = EarlyStop(stopping, records)
         self.callbacks = callbacks or Callbacks()
         self.progress, self.log, self.clock = progress, log, clock
-        flops = folder.environment().get("flops_per_token")
+        flops = folder.environment().get("flops_per_token") if peak else None
         self.share_of_peak = flops / peak if flops and peak else None  # of a token in a second
+        self._failure: CallbackError | None = None
         self._saved_at = time.monotonic()
         self._is_saving = False
 
@@ -67,48 +73,69 @@ class Loop:
             DivergedError: the loss is not finite.
             CallbackError: a callback failed; the step is saved.
         """
-        session = self.session
         with self._settled():
             while not self.done and not interrupt:
-                try:
-                    self._advance()
-                except CallbackError:
-                    self.save()
-                    raise
-                if session.stop_asked:
-                    interrupt.ask(SIGTERM)
-                if self._is_saving and not self.session.is_saving:
-                    self._settle()
-                if self.done or interrupt or self.wants_checkpoint():
-                    self.start_saving()
+                self._advance(interrupt)
         return self.done
 
     @property
     def done(self) -> bool:
-        """Whether the last step was made."""
+        """True after the last step."""
         return self.session.standing.step >= self.session.num_steps
 
-    def _advance(self) -> None:
-        """Make a step, record it, and evaluate if an evaluation is due."""
-        trained, evaluation = self._step(), None
+    def _advance(self, interrupt: Interrupt) -> None:
+        """Train, evaluate and save, if due, for one step."""
+        records: dict[CallbackName, Record] = {"on_step": self._step()}
         if not self.done and self.session.standing.step % self.session.run.evaluate.every == 0:
-            evaluation = self._evaluate()
-            self._stop_early(evaluation)
-        # Last: what they raise must find a step of which nothing is left to do.
-        self.call("on_step", trained)
-        if evaluation:
-            self.call("on_evaluation", evaluation)
+            records["on_evaluation"] = self._evaluate()
+            self._stop_early(records["on_evaluation"])
+        after = self.processes.first(lambda: self._after_step(records, interrupt))
+        if after["end"] is not None:
+            self.end(after["end"])
+        if after["signal"]:
+            interrupt.ask(after["signal"])
+        if after["failed"]:
+            self.save()
+            raise self._failure or CallbackError(after["failed"])
+        if after["is_saved"]:
+            self._settle()
+        if self.done or interrupt or after["saves"]:
+            self.start_saving()
 
-    def call(self, name: Literal["on_step", "on_evaluation"], record: Record) -> None:
-        """Give a record to a callback, which may end the run.
+    def _after_step(
+        self, records: Mapping[CallbackName, Record], interrupt: Interrupt
+    ) -> dict[str, Any]:
+        """Return rank 0's decisions after a step: callbacks are last, when the step is complete."""
+        decisions = self._called(records)
+        number = SIGTERM if self.processes.stop_asked else interrupt.signal
+        is_saved = self._is_saving and not self.session.is_saving
+        saves = self.wants_checkpoint(is_saving=self._is_saving and not is_saved)
+        return decisions | {"signal": number, "is_saved": is_saved, "saves": saves}
+
+    def _called(self, records: Mapping[CallbackName, Record]) -> dict[str, Any]:
+        """Call callbacks; return the reason to end the run, and the name of a callback that failed."""
+        end, failed = None, None
+        try:
+            for name, record in records.items():
+                try:
+                    self.callbacks.call(name, record)
+                except StopTraining as stop:
+                    end = end or f"{name} asked for it{stop.reason and f': {stop.reason}'}"
+        except CallbackError as error:
+            self._failure, failed = error, error.name
+        return {"end": end, "failed": failed}
+
+    def call(self, name: CallbackName, record: Record) -> None:
+        """Pass a record to a callback, which may end the run.
 
         Raises:
             CallbackError: it failed.
         """
-        try:
-            self.callbacks.call(name, record)
-        except StopTraining as stop:
-            self.end(f"{name} asked for it{stop.reason and f': {stop.reason}'}")
+        called = self.processes.first(lambda: self._called({name: record}))
+        if called["end"] is not None:
+            self.end(called["end"])
+        if called["failed"]:
+            raise self._failure or CallbackError(name)
 
     def end(self, reason: str) -> None:
         """Make the current step the last, and record the reason."""
@@ -120,7 +147,7 @@ class Loop:
         self.progress.expect(self.session.num_steps)
 
     def record(self, kind: str, **values: Any) -> Record:
-        """Write a record at the present step, and return it."""
+        """Return a record of the current step; rank 0 writes it."""
         standing = self.session.standing
         record = {
             "kind": kind,
@@ -130,9 +157,10 @@ class Loop:
             "cpu_seconds": round(standing.cpu_seconds, 4),
             **values,
         }
-        self.folder.check_kept()
-        self.folder.append(record)
-        self.log(record)
+        if self.processes.is_first:
+            self.folder.check_kept()
+            self.folder.append(record)
+            self.log(record)
         return record
 
     def save(self) -> None:
@@ -143,14 +171,18 @@ class Loop:
     def start_saving(self) -> None:
         """Write a checkpoint from a copy during training, after waiting for the previous one."""
         self._settle()
-        self.folder.check_kept()
+        self._check_kept()
         self._saved_at = time.monotonic()
         with self.progress.doing("saving"):
             self.session.start_saving(self.folder.checkpoints_folder)
         self._is_saving = True
 
+    def _check_kept(self) -> None:
+        if self.processes.is_first:
+            self.folder.check_kept()
+
     def _settle(self) -> None:
-        """Wait for a checkpoint that is being written."""
+        """Wait until the checkpoint is written."""
         if not self._is_saving:
             return
         self._is_saving = False
@@ -158,7 +190,7 @@ class Loop:
             try:
                 self.session.settle()
             except UserError:
-                self.folder.check_kept()  # nothing can be written into a run that was removed
+                self._check_kept()  # nothing can be written into a run that was removed
                 raise
 
     @contextmanager
@@ -167,8 +199,7 @@ class Loop:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(UserError):
-                self._settle()
+            self.session.settle_after_error()
             raise
         self._settle()
 
@@ -180,31 +211,39 @@ class Loop:
         if not self.early_stop.restores:
             return
         file, step = self.folder.best_file, self.early_stop.lowest_step
-        try:
-            if checkpoint.read_metadata(file).get("step") != str(step):
-                raise checkpoint.DamagedError(f"{file} is not of step {step:,}.")
-            self.session.load_model(file)
-        except UserError as error:
-            warnings.warn(f"{error} The weights of the last step are kept.", stacklevel=2)
 
-    def wants_checkpoint(self) -> bool:
+        def problem() -> str:
+            try:
+                if checkpoint.read_metadata(file).get("step") != str(step):
+                    return f"{file} is not of step {step:,}."
+                checkpoint.weights.check_model(file, self.session.whole)
+            except UserError as error:
+                return str(error)
+            return ""
+
+        if error := self.processes.first(problem):
+            warnings.warn(f"{error} The weights of the last step are kept.", stacklevel=2)
+        else:
+            self.session.load_model(file)
+
+    def wants_checkpoint(self, *, is_saving: bool) -> bool:
         """True if a checkpoint is due."""
         every = self.session.run.checkpoint.every
         if every:
             return self.session.standing.step % every == 0
         late = time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
-        return late and not self._is_saving
+        return late and not is_saving
 
     def _stop_early(self, evaluation: Record) -> None:
         """End the run if its held-out loss stopped falling; until then, keep the best weights."""
         stop = self.early_stop
         if stop.add(evaluation) and stop.spec.patience and stop.spec.restore_best:
             with self.progress.doing("saving"):
-                self.folder.check_kept()
+                self._check_kept()
                 metadata = {"archwright": "model", "step": str(evaluation["step"])}
                 self.session.write_model(self.folder.best_file, metadata)
         if stop.is_due:
-            self.end(self.early_stop.reason)
+            self.end(stop.reason)
 
     def _step(self) -> Record:
         started, standing = time.perf_counter(), self.session.standing
@@ -220,7 +259,7 @@ class Loop:
         if not result.finite:
             self._diverged(result)
         if self.clock:  # before the evaluation, as the one after the last step is another
-            standing.progress = self.clock.progress(standing.step)
+            standing.progress = self.processes.first(partial(self.clock.progress, standing.step))
             self.progress.expect(self.session.num_steps)
         speed, of_peak = self.session.run.tokens_per_step / seconds, self.share_of_peak
         record = self.record(
@@ -251,7 +290,9 @@ class Loop:
             yield probes
 
     def _record_probes(self, number: int, probes: Probes) -> None:
-        """Write the values of probes in a step, also in a failed one, to explain the failure."""
+        """Write the measurements of probes, also of a failed step, to explain the failure."""
+        if not self.processes.is_first:
+            return
         record = {
             "kind": "probes",
             "step": number,
@@ -267,7 +308,7 @@ class Loop:
         self.folder.append_probes(record)
 
     def _watch(self, loss: float) -> None:
-        """Count spikes, against losses that were none."""
+        """Count spikes of the loss; spikes do not join the recent losses."""
         standing = self.session.standing
         if is_spike(loss, standing.recent):
             standing.spikes += 1
@@ -276,7 +317,7 @@ class Loop:
             standing.recent = [*standing.recent, loss][-100:]
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the model on the sample of held-out text for the curve."""
+        """Evaluate on the curve's sample of the held-out text."""
         run = self.session.run
         max_bytes = None if run.evaluate.max_bytes == "none" else run.evaluate.max_bytes
         reading = reading_of(run, run.evaluate.max_tokens, max_bytes)
@@ -290,11 +331,15 @@ class Loop:
         return self.record("eval", **evaluation.record())
 
     def _diverged(self, result: StepResult) -> None:
-        with contextlib.suppress(UserError):
-            self._settle()
-        kept = self.folder.checkpoints()
+        self.session.settle_after_error()
+        self.processes.first(lambda: self._raise_diverged(result))
+
+    def _raise_diverged(self, result: StepResult) -> None:
+        saved = self.folder.checkpoints()
         where = (
-            f"the checkpoint of step {max(kept)} is kept" if kept else "no checkpoint was made yet"
+            f"the checkpoint of step {max(saved)} is kept"
+            if saved
+            else "no checkpoint was made yet"
         )
         finite_loss = math.isfinite(result.loss)
         what, value = ("gradient", result.grad_norm) if finite_loss else ("loss", result.loss)
@@ -304,3 +349,7 @@ class Loop:
         )
         self.record("event", name="stopped", text=text)
         raise DivergedError(text)
+
+
+def _evaluations(folder: RunFolder) -> list[Record]:
+    return [record for record in folder.metrics() if record["kind"] == "eval"]

@@ -112,9 +112,9 @@ def measure_step(run: RunSpec, say: Callable[[str], None] = lambda line: None) -
 
 @contextmanager
 def _limited(free: int, device: str) -> Iterator[None]:
-    """Let allocations beyond the free memory fail, before Linux kills a process.
+    """Make allocations beyond the free memory fail, before Linux kills a process.
 
-    The estimate can be too low by half: it knows neither the kernel nor what the C library loses.
+    The estimate can be half the real peak: it ignores the kernel's buffers and the allocator's losses.
     """
     if sys.platform != "linux" or device != "cpu":
         yield
@@ -165,7 +165,7 @@ def random_batch(run: RunSpec) -> Batch:
     dice = np.random.default_rng(0)
     text = Inputs(dice.integers(vocab_size - len(special_tokens), size=shape))
     if run.objective.has_pairs:
-        # One token ends each text.
+        # The last token ends each text.
         text = Inputs(text.tokens[:, 1:], decoder_tokens=text.tokens[:, 1:])
     special_ids = {name: vocab_size - i for i, name in enumerate(special_tokens, start=1)}
     return Examples(run.objective, Vocabulary(vocab_size, special_ids=special_ids)).batch(text, 0)

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: measured by part, beside the part's FLOPs and bytes."""
+"""Profile of a training step: time, FLOPs and bytes by part."""
 
 import statistics
 import time
@@ -27,14 +27,14 @@ from archwright.training.resolve import check_memory
 from archwright.training.step import to_device
 
 FEWEST = 3
-"""Steps that are measured at least, after one to warm up."""
+"""Least number of measured steps, after a warm-up step."""
 RATE = 1e-3
-"""Share of the learning rate that the measured updates take."""
+"""Share of the peak learning rate in measured updates."""
 
 
 @dataclass(frozen=True)
 class PartProfile:
-    """Cost of a part of a training step: seconds, FLOPs and bytes of one step."""
+    """Seconds, FLOPs and bytes of a part of a training step."""
 
     name: str
     forward: float
@@ -42,11 +42,11 @@ class PartProfile:
     backward: float
     update: float
     products: float
-    """FLOPs of matrix products; of the attention kernel, those of the keys that are seen."""
+    """FLOPs of matrix products; attention counts visible keys only."""
     arithmetic: float
     """FLOPs of everything else."""
     num_bytes: float
-    """Bytes that its operations read and write."""
+    """Bytes that operations read and write."""
 
     @property
     def seconds(self) -> float:
@@ -61,13 +61,13 @@ class PartProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """A training step by parts, and what it was measured on."""
+    """Parts of a training step, and the measured model and machine."""
 
     parts: tuple[PartProfile, ...]
     step: float
-    """Seconds of a whole step that is not taken apart, the median."""
+    """Median seconds of a step without measurement of parts."""
     num_steps: int
-    """Steps that were measured."""
+    """Number of measured steps."""
     batch_size: int
     length: int
     num_parameters: int
@@ -98,17 +98,17 @@ def profile(
     seconds: float = 10.0,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Profile:
-    """Return where the time of a training step of a model goes, on random tokens.
+    """Profile a training step of a model on random tokens.
 
     Args:
-        run: of which model, objective, optimizer and special tokens count, or a model, to predict the next token.
-        length: tokens per row; by default the model's context.
-        machine: device, precision, kernel and threads; what is "auto" is decided as for a run.
-        seconds: how long to measure; three steps are measured at least.
-        on_progress: called with the share that is done.
+        run: a run (its model, objective, optimizer and special tokens count), or a model with a causal objective.
+        length: tokens per sequence; default: the model's context length.
+        machine: device, precision, kernel and threads; "auto" is decided as for a run.
+        seconds: duration of the measurement, at least three steps.
+        on_progress: called with the completed share.
 
     Raises:
-        UserError: a model that breaks a rule or does not fit into memory.
+        UserError: the model breaks a rule or does not fit into memory.
     """
     run = load_run(run)
     if length is not None:
@@ -136,7 +136,7 @@ def profile(
 
 
 class _Steps:
-    """Training steps of a model on one batch, measured part by part."""
+    """Training steps of a model on one batch, measured by part."""
 
     def __init__(self, model: Decoder, run: RunSpec, decisions: Decisions) -> None:
         device = torch.device(decisions.machine.device)
@@ -156,7 +156,7 @@ class _Steps:
     def measured(
         self, seconds: float, on_progress: Callable[[float], None]
     ) -> tuple[float, list[Times]]:
-        """Return the median seconds of a plain step, and the times of metered ones between those."""
+        """Return the median seconds of plain steps, and the times of metered steps, in turn."""
         plain: list[float] = []
         times: list[Times] = []
         started = time.perf_counter()
@@ -191,7 +191,7 @@ class _Steps:
                     optimizer.zero_grad(set_to_none=True)
 
     def _timed(self) -> float:
-        """Return the seconds of a step without a meter."""
+        """Return the seconds of a plain step."""
         start = time.perf_counter()
         self.step(by_part=False)
         if self.meter.device.type == "cuda":
@@ -200,11 +200,11 @@ class _Steps:
 
 
 def _part(name: str, times: list[Times], counter: Counter) -> PartProfile:
-    """Return a part with the medians of its times."""
-    found = {p: statistics.median(t.get((name, p), 0.0) for t in times) for p in PHASES}
+    """Return a part with its median times."""
+    times_by_phase = {p: statistics.median(t.get((name, p), 0.0) for t in times) for p in PHASES}
     return PartProfile(
         name,
-        **found,
+        **times_by_phase,
         products=counter.flops_of(name, "product", "leaf"),
         arithmetic=counter.flops_of(name, "arithmetic"),
         num_bytes=sum(n for key, n in counter.num_bytes.items() if key.part == name),

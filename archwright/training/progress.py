@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar on a terminal, now and then a line elsewhere."""
+"""Progress of a run: a live bar on a terminal or in a notebook, lines elsewhere."""
 
 import math
 import time
@@ -11,23 +11,23 @@ from archwright.format import duration
 from archwright.notebook import Cell, in_notebook
 
 LINE_EVERY = 15.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between lines without a terminal."""
 CELL_EVERY = 0.5
-"""Seconds between two states of the bar below a notebook's cell, each of which is sent to a browser."""
+"""Seconds between updates of a notebook's bar, which are sent to a browser."""
 
 
 class Progress(shown.Silent):
-    """Shows steps, loss and speed; this one shows nothing."""
+    """Shows steps, loss and speed; the base class shows nothing."""
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """Show a step that was done."""
+        """Show a completed step."""
 
     def expect(self, num_steps: float) -> None:
-        """Take note of another estimate of the run's number of steps."""
+        """Update the estimated number of steps."""
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Show, while the block lasts, what is done between two steps."""
+        """Show an activity between two steps during the block."""
         yield
 
 
@@ -50,7 +50,7 @@ def progress(num_steps: int, start: int, quiet: bool, *, estimated: bool = False
 
 
 def speaker(quiet: bool) -> "Progress":
-    """Return what prints the lines before and after training."""
+    """Return the printer of lines before and after training."""
     return Silent() if quiet else Lines()
 
 
@@ -89,13 +89,31 @@ class Bar(shown.Live, Progress):
         self.live.update(self._task, description="training")
 
 
-class CellBar(shown.Lines, Progress):
+class _Counted(shown.Lines, Progress):
+    """Progress with an exact or estimated number of steps, and the time left."""
+
+    def __init__(self, num_steps: int = 0, start: int = 0, *, estimated: bool = False) -> None:
+        self.num_steps, self._first, self._about = num_steps, start, "about " * estimated
+        self._started = time.monotonic()
+
+    def expect(self, num_steps: float) -> None:
+        self.num_steps = round(num_steps)
+
+    def _step_text(self, step: int) -> str:
+        return f"step {step:,} of {self._about * (step < self.num_steps)}{self.num_steps:,}"
+
+    def _left(self, step: int) -> float:
+        """Return the estimated seconds left."""
+        passed = time.monotonic() - self._started
+        return passed * (self.num_steps - step) / max(1, step - self._first)
+
+
+class CellBar(_Counted):
     """A bar below a notebook's cell, with loss, tokens per second and time left."""
 
     def __init__(self, num_steps: int, start: int, *, estimated: bool = False) -> None:
-        self.num_steps, self._first, self._step = num_steps, start, start
-        self._about = "about " * estimated
-        self._started, self._shown = time.monotonic(), -math.inf
+        super().__init__(num_steps, start, estimated=estimated)
+        self._step, self._shown = start, -math.inf
         self._cell, self._figures = Cell(), ""
 
     def __enter__(self) -> Self:
@@ -111,46 +129,30 @@ class CellBar(shown.Lines, Progress):
         if time.monotonic() - self._shown >= CELL_EVERY:
             self._show("training")
 
-    def expect(self, num_steps: float) -> None:
-        self.num_steps = round(num_steps)
-
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         self._show(what)
         yield
 
     def _show(self, what: str) -> None:
-        self._shown = time.monotonic()
-        trained, ahead = self._step - self._first, self.num_steps - self._step
-        left = (self._shown - self._started) * ahead / max(1, trained)
-        remaining = f", {duration(left)} left" if trained and left and what != "stopped" else ""
+        self._shown, left = time.monotonic(), self._left(self._step)
+        is_shown = self._step > self._first and left and what != "stopped"
+        remaining = f", {duration(left)} left" if is_shown else ""
         bar = f'<progress value="{self._step}" max="{self.num_steps}"></progress>'
-        self._cell.show(
-            f"{bar} {what}, step {self._step:,} of {self._about * (ahead > 0)}{self.num_steps:,}"
-            f"{self._figures}{remaining}"
-        )
+        self._cell.show(f"{bar} {what}, {self._step_text(self._step)}{self._figures}{remaining}")
 
 
-class Lines(shown.Lines, Progress):
-    """A line every quarter of a minute, for logs."""
+class Lines(_Counted):
+    """A line every 15 seconds, for logs."""
 
-    def __init__(self, num_steps: int = 0, start: int = 0, *, estimated: bool = False) -> None:
-        self.num_steps, self._first = num_steps, start
-        self._about = "about " * estimated
-        self._started = time.monotonic()
-        self._shown = -LINE_EVERY
-
-    def expect(self, num_steps: float) -> None:
-        self.num_steps = round(num_steps)
+    _shown = -LINE_EVERY
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         passed = time.monotonic() - self._started
         if passed - self._shown < LINE_EVERY and step < self.num_steps:
             return
-        self._shown = passed
-        ahead = self.num_steps - step
-        left = passed * ahead / max(1, step - self._first)
+        self._shown, left = passed, self._left(step)
         self.say(
-            f"step {step:,} of {self._about * (ahead > 0)}{self.num_steps:,}  loss {loss:.3f}  "
-            f"{tokens_per_second:,.0f} tokens/s" + (f"  {duration(left)} left" if left else "")
+            f"{self._step_text(step)}  loss {loss:.3f}  {tokens_per_second:,.0f} tokens/s"
+            + (f"  {duration(left)} left" if left else "")
         )

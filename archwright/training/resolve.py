@@ -1,4 +1,4 @@
-"""Settling a run: every "auto" becomes a value, by rule, or by measured steps, once and for all."""
+"""Resolution of a run: each "auto" becomes a value, by a rule or a measurement."""
 
 import warnings
 from collections.abc import Iterator
@@ -43,22 +43,21 @@ from archwright.training.session import Session
 from archwright.training.trials import LONG, NOT_TRIED, compile_if_faster, fuse_if_faster
 
 EVALUATIONS = 10
-"""How often a run is evaluated where no number of steps between evaluations is given."""
+"""Default number of evaluations of a run."""
 WARM_SECONDS = 0.3
-"""Time for which steps are timed, at most a twentieth of the budget; all of it is lost to the training."""
+"""Longest time for timing steps, which is lost for training; at most 1/20 of the budget."""
 
 
 def resolve(
     run: RunSpec, material: Material, progress: Progress, layout: Layout = ONE
 ) -> tuple[Session, Decisions]:
-    """Return a session whose run has only values, and the machine's decisions with their reasons.
+    """Return the session of a resolved run, and the machine's decisions with reasons.
 
-    Where several processes are to train it, this one decides for all of them, by its own share of a step; the model is
-    then on the meta device, and `first_weights` has its values. Steps of a budget in time stay "auto".
+    With several ranks, rank 0 decides for all by its share of a step. The model is then on the meta device, and
+    `first_weights` returns its values. The steps of a time budget remain "auto".
 
     Raises:
-        UserError: the text is too short, weights to start from do not fit, or the run does not fit
-            into memory.
+        UserError: the text is too short, the weights of `init.from` do not fit, or memory is too small.
     """
     batches = make_batches(run, material)
     decisions = decide(run.machine)
@@ -76,7 +75,9 @@ def resolve(
         _decide_fused(decisions, session)
     else:
         session = Session(run, model, batches, OneOf(layout))
-        _decide_without_trial(decisions, layout)
+        for key in ("compile", "fused"):  # trials of one process cannot measure several
+            if getattr(decisions.machine, key) == "auto":
+                decisions.decide(key, "none", f"not tried where {layout.size} processes train")
     if run.machine.num_steps == "auto" and not run.budget.seconds:
         decisions.decide("num_steps", budget_steps(session), f"budget of {run.budget}")
     axes = {name: getattr(layout, name) for name in (*AXES, "expert", "sequence")}
@@ -87,15 +88,8 @@ def resolve(
     return session, decisions
 
 
-def _decide_without_trial(decisions: Decisions, layout: Layout) -> None:
-    """Settle what is tried where one process trains: that several are faster by it, one cannot tell."""
-    for key in ("compile", "fused"):
-        if getattr(decisions.machine, key) == "auto":
-            decisions.decide(key, "none", f"not tried where {layout.size} processes train")
-
-
 def _decide_compile(decisions: Decisions, session: Session) -> None:
-    """Compile layers and head where that is asked for, or pays within the budget."""
+    """Compile layers and head if the run requires it, or a trial of a long run is faster."""
     wanted = decisions.machine.compile
     if wanted != "auto":
         whole_loss = decisions.machine.loss == "whole"
@@ -107,7 +101,7 @@ def _decide_compile(decisions: Decisions, session: Session) -> None:
 
 
 def _decide_fused(decisions: Decisions, session: Session) -> None:
-    """Let fused kernels compute where that is asked for, or pays within the budget."""
+    """Use fused kernels if the run requires them, or a trial of a long run is faster."""
     machine = decisions.machine
     if machine.fused == "liger":
         decisions.decide("fused", *fuse(session.model, machine))
@@ -120,7 +114,7 @@ def _decide_fused(decisions: Decisions, session: Session) -> None:
 
 
 def _at_least_seconds(session: Session, decisions: Decisions) -> float:
-    """Return the seconds of the budget, or those that its steps take at the peak of products."""
+    """Return the seconds of the budget, or of its steps at the peak FLOP/s."""
     run, steps = session.run, session.run.machine.num_steps
     if steps == "auto":
         if run.budget.seconds:
@@ -131,12 +125,14 @@ def _at_least_seconds(session: Session, decisions: Decisions) -> float:
 
 
 def resolved_session(
-    folder: RunFolder, material: Material, processes: Processes = ALONE
+    folder: RunFolder,
+    material: Material,
+    processes: Processes = ALONE,
+    session_type: type[Session] = Session,
 ) -> tuple[Session, Decisions]:
-    """Return the session of a run that was settled before; nothing is decided or measured.
+    """Return the session of a resolved run; nothing is decided or measured.
 
-    Of several processes each has memory for its part of the model, without values: `Session.initialise` gives it these.
-    With `OneOf` them, the model is on the meta device, which says what the whole one is.
+    A rank of several has memory for its shards, without values: `Session.initialise` sets them.
     """
     run, layout = folder.spec, processes.layout
     decisions = decided(run.machine, folder.environment())
@@ -150,7 +146,7 @@ def resolved_session(
     if run.machine.fused == "liger":
         fuse(model, run.machine)
     processes.cut(model)
-    return Session(run, model, make_batches(run, material), processes), decisions
+    return session_type(run, model, make_batches(run, material), processes), decisions
 
 
 def make_model(
@@ -161,10 +157,10 @@ def make_model(
     *,
     with_values: bool = True,
 ) -> Decoder:
-    """Return the run's model with its initial weights, or without values and memory, on the meta device.
+    """Return the run's model with initial weights, or on the meta device.
 
     Raises:
-        UserError: a vocabulary that the tokenizer exceeds, or not enough memory.
+        UserError: the tokenizer exceeds the vocabulary, or memory is too small.
     """
     num_tokens = material.tokenizer.vocab_size
     vocab_size = run.model.vocab_size
@@ -183,7 +179,7 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
     """Warn if a step may not fit into the free memory.
 
     Raises:
-        UserError: it cannot fit into the machine's memory.
+        UserError: a step exceeds the machine's memory.
     """
     model = build(run.model, device="meta", vocab_size=num_tokens)
     whole_logits = machine.loss == "whole"
@@ -209,7 +205,7 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
             f"{', or scale the model down with --tiny' * (kept > 1e9)}"
         )
     free = free_memory(machine.device)
-    # Small models are not estimated, which takes a while.
+    # No estimate for small models, because it is slow.
     if (
         layout.size == 1
         and 4 * least > free
@@ -223,7 +219,7 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
 
 
 def step_memory(run: RunSpec, model: Decoder, machine: MachineSpec) -> float:
-    """Return the estimated bytes of a training step by one process; the model may be a meta one."""
+    """Return the estimated bytes of a training step of one process; the model may be on the meta device."""
     rows, whole = -(-run.batch_size // run.grad_accum_steps), machine.loss == "whole"
     again, narrow = machine.activation_checkpointing, machine.precision != "fp32"
     return split_one(run, model, again, rows, whole_logits=whole, narrow=narrow)
@@ -247,7 +243,7 @@ def make_batches(run: RunSpec, material: Material) -> BatchSource:
 
 
 def resolved(run: RunSpec, model: Decoder) -> RunSpec:
-    """Replace what follows from other values."""
+    """Return the run with the values that follow from others."""
     update: dict[str, Any] = {
         "model": model.spec,
         "data": run.data.model_copy(update={"task": settled_task(run.data.task, model.spec)}),
@@ -260,7 +256,7 @@ def resolved(run: RunSpec, model: Decoder) -> RunSpec:
 
 
 def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
-    """Replace what follows from the number of steps."""
+    """Return the run with a number of steps, and the values that follow from it."""
     every = run.evaluate.every or max(1, num_steps // EVALUATIONS)
     warmup = warmup_steps(run.schedule, num_steps)
     return run.model_copy(
@@ -273,17 +269,17 @@ def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
 
 
 def budget_steps(session: Session) -> int:
-    """Return the steps of a run whose budget is not in time."""
+    """Return the steps of a budget that is not a time."""
     run, parameters = session.run, session.model.num_parameters()
     flops = run_flops_per_token(run, session.model, session.batches.lengths)
     return run.budget.steps(run.tokens_per_step, flops, num_parameters=parameters)
 
 
 def weights_file(source: Path) -> Path:
-    """Return the file of the weights that a run starts from.
+    """Return the weights file of `init.from`.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such file.
     """
     if not source.is_dir():
         raise UserError(
@@ -299,18 +295,20 @@ def weights_file(source: Path) -> Path:
 
 
 def first_weights(run: RunSpec, model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of a run that starts from a file and whose model is on the meta device, by name: those of the
-    file, and the initial values of others, each made when it is asked for."""
-    given = checkpoint.Opened(weights_file(Path(run.init.from_)))
-    taken = checkpoint.weights.sources(model, given)
+    """Yield the weights of a run with `init.from`, by name: from its file, or else initial values.
+
+    Each is read or drawn on access. The model is on the meta device.
+    """
+    opened = checkpoint.Opened(weights_file(Path(run.init.from_)))
+    taken = checkpoint.weights.sources(model, opened)
     for name, source in taken.items():
-        yield name, given[source]
+        yield name, opened[source]
     others = {name for name, _ in (*model.named_parameters(), *model.named_buffers())} - {*taken}
     yield from initial_values(model, run.seed, device=run.machine.device, names=others)
 
 
 def _take_weights(model: Decoder, file: Path, progress: Progress) -> None:
-    """Start from existing weights, and name what is taken and what is new."""
+    """Load the weights of `init.from`, and print the loaded and the new tensors."""
     taken, new = checkpoint.take_weights(model, checkpoint.Opened(file))
     progress.say(f"init.from {file}: {len(taken)} tensors taken, {len(new)} new")
     for word, names in (("taken", taken), ("new  ", new)):

@@ -1,4 +1,4 @@
-"""One step of training."""
+"""A training step: forward, backward, clip, update."""
 
 import math
 from collections import defaultdict
@@ -29,17 +29,17 @@ from archwright.scale.processes import ALONE, Passes, Processes
 
 @dataclass(frozen=True)
 class StepResult:
-    """Results of a step: means in nats per token, and the gradient's norm before clipping."""
+    """Mean losses of a step in nats per token, and the gradient norm before clipping."""
 
     loss: float
     z_loss: float
     grad_norm: float
     finite: bool
-    """Whether loss and gradient are numbers; if not, nothing was updated."""
+    """True if loss and gradient are finite; otherwise, nothing was updated."""
     auxiliary: Mapping[str, float] = field(default_factory=dict)
     """Auxiliary losses by name, such as router_loss; see `Branch.auxiliary`."""
     second_loss: float | None = None
-    """Of what is learned beside tokens, in nats per row or per token; None where that is nothing."""
+    """Loss of the second task, in nats per sequence or token; None without a second task."""
 
 
 def train_step(
@@ -57,16 +57,18 @@ def train_step(
     second_weight: float = 1.0,
     processes: Processes = ALONE,
 ) -> StepResult:
-    """Forward and backward over the parts of a batch, clip, update: `lr_scale` is the share of the peaks.
+    """Train on a batch in `grad_accum_steps` microbatches.
 
-    The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
-    gradients add up to the batch's. What routers ask for besides is computed on each part by itself, and
-    counts by its share of the rows. Where rows are judged as a whole, or tokens as replaced or not, the
-    mean of that loss is added, times `second_weight`. A loss or a gradient that is not finite updates nothing.
-    `chunked` logits never exist all at once. Branches then move what follows no gradient by `after_step`, by what they
-    saw in all parts. Of each part, several `processes` take
-    their rows: what is divided by is the whole batch's, and all that is returned are sums over them. `batch` may be in
-    the memory of the CPU: what is computed is copied to the device of `precision`.
+    The summed loss is divided by the valid targets of the whole batch, so that the microbatches' gradients add up to
+    the batch's. An auxiliary loss, such as a router's, is weighted by its microbatch's share of the targets. The mean
+    loss of a second task (sequence labels, or replaced tokens) is added, times `second_weight`. If the loss or the
+    gradient is not finite, nothing is updated. At the end, `Branch.after_step` updates values without gradients.
+
+    Args:
+        batch: the batch of all ranks, possibly in CPU memory; each rank copies its part to the device of `precision`.
+        lr_scale: share of the peak learning rates.
+        chunked: compute the logits in chunks.
+        processes: ranks that share each microbatch; results are sums over them.
     """
     passes = _Passes(
         model,
@@ -82,11 +84,11 @@ def train_step(
     loss, z_loss, second_loss, auxiliary = passes.means()
     processes.bring_gradients()
     precision.unscale(optimizers.values())
-    # Asking the optimizers needs no walk through the model.
+    # Faster than a walk through the model.
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     parameters = [parameter for group in groups for parameter in group["params"]]
     grad_norm = clip_gradients(parameters, max_grad_norm, processes.norm).item()
-    # A loss scale mends its own overflows.
+    # A loss scale handles overflows itself.
     finite = math.isfinite(loss) and (math.isfinite(grad_norm) or precision.scales)
     if finite:
         set_learning_rates(optimizers, lr_scale)
@@ -104,7 +106,7 @@ def _finish_step(
     *,
     updated: bool,
 ) -> None:
-    """Let branches move what follows no gradient, and drop the gradients."""
+    """Update values without gradients, and drop the gradients."""
     branches = [module for module in model.modules() if isinstance(module, Branch)]
     processes.add_up_counts(branches)
     for branch in branches:
@@ -115,7 +117,7 @@ def _finish_step(
 
 
 class _Passes(Passes):
-    """Forward passes over the parts of a batch, of each what is this process's, and the numbers that they give."""
+    """Forward passes over a rank's part of the microbatches, and their losses."""
 
     def __init__(
         self,
@@ -131,14 +133,14 @@ class _Passes(Passes):
     ) -> None:
         self.model, self.batch, self.precision, self.processes = model, batch, precision, processes
         self.loss_of, self.second_weight, self.settings = loss_of, second_weight, settings
-        # Only what is this process's goes to its device.
-        own = (processes.rows(part) for part in batch.split(num_parts))
-        self.parts = [to_device(part, precision.device) for part in own]
+        # A rank copies only its own sequences to its device.
+        parts = (processes.rows(part) for part in batch.split(num_parts))
+        self.parts = [to_device(part, precision.device) for part in parts]
         self.num_valid = valid_targets(batch)
         self.num_cases = second_cases(batch)
         self._auxiliary_names = aux_loss_names(model)
         self._found: dict[str, list[tuple[Tensor, int]]] = defaultdict(list)
-        """Of each part, numbers and what they are divided by."""
+        """Sums and divisors of each microbatch, by loss."""
 
     def loss(self, part: Batch) -> Tensor:
         part_loss, out = self.loss_of(
@@ -159,7 +161,7 @@ class _Passes(Passes):
         return hidden, self._auxiliary(part)
 
     def _auxiliary(self, part: Batch) -> Tensor:
-        """Return the sum of the auxiliary losses of the last forward pass, by the part's share of the rows."""
+        """Return the sum of the last forward pass's auxiliary losses, by the microbatch's share of the targets."""
         share = part.targets.numel() / self.batch.targets.numel()
         total = torch.zeros(())
         for name, loss in pop_aux_losses(self.model, self.processes.mean).items():
@@ -168,7 +170,7 @@ class _Passes(Passes):
         return total
 
     def means(self) -> tuple[float, float, float | None, dict[str, float]]:
-        """Return the losses, summed over parts and ranks; on a GPU this waits for the backward pass."""
+        """Return the losses, summed over microbatches and ranks; a GPU waits for the backward pass."""
         names = ("loss", "z_loss", "second_loss", *self._auxiliary_names)
         found = [sum(x.item() / by for x, by in self._found.get(name, ())) for name in names]
         loss, z_loss, second, *auxiliary = self.processes.sums(found)
@@ -177,18 +179,17 @@ class _Passes(Passes):
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch of arrays, or of tensors, as tensors on a device."""
+    """Return a batch of arrays or tensors as tensors on a device."""
     return batch.map(lambda array: torch.as_tensor(array).to(device, non_blocking=True))
 
 
 def valid_targets(batch: Batch) -> int:
-    """Return what a batch's summed loss is divided by, at least 1."""
+    """Return the number of valid targets of a batch, at least 1."""
     return max(1, int((batch.targets != IGNORE).sum()))
 
 
 def second_cases(batch: Batch) -> int:
-    """Return of how many cases something is learned beside tokens: rows, or tokens that may be replaced; 0 where that
-    is nothing."""
+    """Return the number of cases of the second task: sequences, or tokens that may be replaced; 0 without one."""
     if batch.sequence_targets is not None:
         return len(batch.sequence_targets)
     if batch.inputs.draws is None:
@@ -200,15 +201,17 @@ def second_cases(batch: Batch) -> int:
 def second_answers(
     out: Output, batch: Batch
 ) -> tuple[Float[Tensor, " cases"], Bool[Tensor, " cases"]]:
-    """Return -ln p of each case of what is learned beside tokens, in float32 or wider, and whether the answer is right:
-    what each row is as a whole, or whether each real token is another than that of the text."""
+    """Return -ln p of each case of the second task, in float32 or wider, and if its answer is right.
+
+    A case is the label of a sequence, or for each unpadded token, if it was replaced.
+    """
     if batch.sequence_targets is not None:
         judged = out.sequence_logits
-        assert judged is not None, "the rules of a run ask for a head of rows"
+        assert judged is not None, "the rules of a run require a sequence head"
         nats = sequence_nats(judged, batch.sequence_targets)
         return nats, judged.argmax(-1) == batch.sequence_targets
-    assert out.replaced_logits is not None, "the rules of a run ask for a generator"
-    assert out.read is not None, "an answer names the tokens that it judges"
+    assert out.replaced_logits is not None, "the rules of a run require a generator"
+    assert out.read is not None, "an output has the tokens that it judges"
     real = batch.inputs.padding_mask
 
     def of_real(x: Tensor) -> Tensor:
@@ -223,7 +226,7 @@ def second_answers(
 def sequence_nats(
     logits: Float[Tensor, "batch classes"], targets: Int[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """Return -ln p of what each row is as a whole, in float32 or wider."""
+    """Return -ln p of each sequence's label, in float32 or wider."""
     return F.cross_entropy(_widened(logits), targets, reduction="none")
 
 
@@ -234,7 +237,7 @@ def _widened(logits: Tensor) -> Tensor:
 def _whole_loss(
     model: nn.Module, part: Batch, precision: Precision, **settings: Any
 ) -> tuple[Loss, Output]:
-    """Return the loss of tokens, and the logits."""
+    """Return the loss of the tokens, and the output."""
     with precision.autocast():
         out = model(**part.inputs.given())
     return cross_entropy(out.logits, part.targets, **settings), out
@@ -248,12 +251,12 @@ def _chunked_loss(
     label_smoothing: float,
     **settings: Any,
 ) -> tuple[Loss, Output]:
-    """Return the loss of tokens, and the logits of rows where the model judges them; those of tokens are none."""
+    """Return the loss of the tokens, and an output with sequence logits only."""
     with precision.autocast():
         hidden = model.hidden(**part.inputs.given())
         judged = Output(hidden[..., :0], model.sequence_logits(hidden, part.inputs.padding_mask))
         loss_of: Callable[..., Loss] = linear_cross_entropy
-        # The fused kernel does not say the loss without label smoothing beside that with it.
+        # The fused kernel cannot return the loss with and without label smoothing.
         if isinstance(model.head, FusedHead) and not label_smoothing:
             loss_of = fused_cross_entropy
         else:

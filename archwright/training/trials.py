@@ -1,4 +1,4 @@
-"""Trials before the first step of a long run, kept where steps are then faster."""
+"""Trials of compiled layers and fused kernels before a long run."""
 
 import math
 import time
@@ -10,22 +10,22 @@ from archwright.spec.machine import MachineSpec
 from archwright.training.session import Session
 
 LONG = 600.0
-"""Seconds of a run from which it is tried: compiling takes half a minute on a CPU, and saves a tenth or two."""
+"""Seconds of a run that is long enough: compiling takes half a minute on a CPU, and saves 10 to 20 %."""
 
 FASTER = 1.03
-"""How much faster steps must be for it to be kept."""
+"""Least speedup of a step."""
 
 TIMED = 1.0
-"""Seconds for which steps are timed, before and after."""
+"""Seconds of timed steps, before and after."""
 
 ALIKE = 0.1
-"""How much norms of gradients may differ for these to be the same, in narrow numbers that are rounded elsewhere."""
+"""Relative tolerance of gradient norms, for different rounding in narrow dtypes."""
 
 NOT_TRIED = f"it is tried in runs of over {LONG / 60:.0f} minutes"
 
 
 def compile_if_faster(session: Session) -> tuple[str, str]:
-    """Compile layers and head if steps are then faster; return what was done, and why."""
+    """Compile layers and head if steps get faster; return the choice and its reason."""
     model = session.model
     return _kept_if_faster(
         session,
@@ -36,7 +36,7 @@ def compile_if_faster(session: Session) -> tuple[str, str]:
 
 
 def fuse_if_faster(session: Session, machine: MachineSpec) -> tuple[str, str]:
-    """Let liger compute what it can if steps are then faster; return what was done, and why."""
+    """Use liger's kernels if steps get faster; return the choice and its reason."""
     model = session.model
     return _kept_if_faster(session, lambda: fuse(model, machine), lambda: unfuse(model), "liger")
 
@@ -44,8 +44,7 @@ def fuse_if_faster(session: Session, machine: MachineSpec) -> tuple[str, str]:
 def _kept_if_faster(
     session: Session, change: Callable[[], tuple[str, str]], undo: Callable[[], None], name: str
 ) -> tuple[str, str]:
-    """Time steps as they are and changed, and stay with the faster, if its gradients are the same. Leaves a session
-    that has not trained as it was."""
+    """Keep a change of an untrained session if steps are faster and gradients the same."""
     gradients, plain = session.gradient_norms(), session.time_step(TIMED)
     started = time.perf_counter()
     done, reason = change()
@@ -53,7 +52,7 @@ def _kept_if_faster(
         return done, reason
     changed = float("inf")
     try:
-        if wrong := _other(session.gradient_norms(), gradients):
+        if wrong := _different(session.gradient_norms(), gradients):
             reason = f"{name} gives other gradients, first of {wrong}"
         else:
             changed = session.time_step(TIMED)
@@ -67,10 +66,10 @@ def _kept_if_faster(
     return "none", reason
 
 
-def _other(found: dict[str, float], expected: dict[str, float]) -> str:
-    """Return the first parameter whose gradient is another than rounding makes it; empty if there is none."""
-    whole = math.hypot(*expected.values())
+def _different(norms: dict[str, float], expected: dict[str, float]) -> str:
+    """Return the first parameter with a different gradient norm, or an empty string."""
+    total = math.hypot(*expected.values())
     for name, norm in expected.items():
-        if not math.isclose(found[name], norm, rel_tol=ALIKE, abs_tol=ALIKE**2 * whole):
+        if not math.isclose(norms[name], norm, rel_tol=ALIKE, abs_tol=ALIKE**2 * total):
             return name
     return ""

@@ -222,8 +222,8 @@ def _slides() -> Iterator[str]:
                 link = f"course/{page.name}#{anchor(title)}"
                 first = int(source[1].split()[0])
                 found.append((first, source[1], f"[{title}]({link})", verdict[1].lower()))
-    for _, slides, link, verdict in sorted(found):
-        yield f"| {slides} | {link} | {verdict} |"
+    for _, slides, link, said in sorted(found):
+        yield f"| {slides} | {link} | {said} |"
 
 
 def anchor(title: str) -> str:

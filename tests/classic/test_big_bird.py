@@ -8,9 +8,9 @@ import torch
 
 from archwright.classic.parts.big_bird import BigBird as Pattern
 from archwright.classic.spec.big_bird import BigBird
-from archwright.inspection.laws.mask_laws import check_members
 from archwright.parts.masks import AttentionMask, Causal, pairs
 from archwright.parts.token_layout import token_layout
+from archwright.testing.mask_laws import check_members
 from tests.parts.test_masks import sees
 
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from archwright.classic.parts.longformer import Longformer, LongformerAttention
 from archwright.classic.spec import longformer as spec
-from archwright.inspection.laws.mask_laws import LENGTHS, check_members
 from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import pairs
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.token_layout import token_layout
 from archwright.spec import positions
+from archwright.testing.mask_laws import LENGTHS, check_members
 from tests.parts.plain_attention import linear, turned
 from tests.parts.test_masks import sees
 

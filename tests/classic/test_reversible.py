@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from archwright.classic.parts.lsh import LSHAttention
 from archwright.classic.parts.replay import Replay
 from archwright.classic.parts.reversible import Reversible
-from archwright.inspection.laws.case import enlarged
 from archwright.losses import cross_entropy
 from archwright.machine.compiling import compile_parts
 from archwright.model import Decoder, build
 from archwright.model.model import Layer
 from archwright.parts.context import Context
 from archwright.spec.model_spec import ModelSpec
+from archwright.testing.case import enlarged
 
 LENGTH = 24
 SMALL = ModelSpec(dim=16, num_layers=3, vocab_size=32, context_length=LENGTH).override(

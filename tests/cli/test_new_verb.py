@@ -10,10 +10,10 @@ import pytest
 
 from archwright.cli import main
 from archwright.cli.new_verb import FOLDER, KEYS, KINDS, OTHERS
-from archwright.inspection.laws import check_file
 from archwright.plugins import choices_of, load_parts_file
 from archwright.runs import RunFolder
 from archwright.spec.checking import checked
+from archwright.testing import check_file
 from tests.tiny import MACHINE, SHAPE, write_text
 
 pytestmark = pytest.mark.usefixtures("visitors")

@@ -33,7 +33,7 @@ TRAINED = ("optimizers", "schedules")
 """Files in spec/ whose parts are in optim/."""
 HOLDING = (
     *("parts", "model", "losses", "optim", "planning", "generation", "training"),
-    *("cpu", "machine", "inspection", "scale", "checkpoint"),
+    *("cpu", "machine", "inspection", "testing", "scale", "checkpoint"),
 )
 """Rooms that hold modules and parts in their hands."""
 

@@ -13,12 +13,8 @@ SAME = 3
 
 def counts(package: Sequence[Source]) -> list[Count]:
     """Return rows of modules."""
-    circles = list(_circles(_imports(package)))
     return [
-        Count.of("circles of imports, those inside functions included", circles, "0"),
-        Count.of(
-            "modules in them", (name for circle in circles for name in circle.split(", ")), "0"
-        ),
+        Count.of("circles of imports", _circles(_imports(package)), "0"),
         Count.of(f"names of modules that are in {SAME} rooms or more", _same_names(package), "0"),
         Count.of("names of modules set from outside", (p for s in package for p in _set(s)), "0"),
         Count.of("places that parse a budget", _called(package, "parse_budget"), "1"),

@@ -270,6 +270,11 @@ def test_every_reshape_says_what_shape_it_makes() -> None:
     assert rows["reshapes there without one"] == ()
 
 
+def test_no_module_imports_itself_through_others() -> None:
+    rows = {row.what: row.places for row in imports.counts(read(ROOT))}
+    assert rows["circles of imports"] == ()
+
+
 def test_the_way_to_a_llamas_attention() -> None:
     files = llama.files()
     assert files[0] == "archwright/model/model.py"

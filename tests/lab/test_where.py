@@ -16,8 +16,9 @@ import pytest
 from archwright.lab.compare import compare
 from archwright.lab.running import remote, runner
 from archwright.lab.running.jobs import Answer, Handle, Job, job
+from archwright.lab.running.on_slurm import parameters
 from archwright.lab.running.remote import RemoteExecutor, RemoteHandle, RemoteJob
-from archwright.lab.running.where import Where, parameters
+from archwright.lab.running.where import Where
 from archwright.lab.running.workers import TRIES, Workers
 from archwright.runs import Holder, RunFolder
 from archwright.spec.errors import UserError

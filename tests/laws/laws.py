@@ -1,5 +1,5 @@
 """The laws: what holds for every composition that no rule refuses. Each is a function of a `Case`; those that
-`archwright check` tries, too, stand in `archwright/inspection/laws`."""
+`archwright check` tries, too, stand in `archwright/testing`."""
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -11,19 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from archwright.classic.spec.transient_global import TransientGlobalAttention
-from archwright.inspection.laws import NotTried
-from archwright.inspection.laws.case import ROWS, close
-from archwright.inspection.laws.case import Case as SmallModel
-from archwright.inspection.laws.model_laws import (
-    cached_is_uncached,
-    cached_rows_of_different_lengths,
-    packed_is_alone,
-    padding_is_nothing,
-    shapes_on_meta,
-    toml_returns,
-    trains,
-    weights_return,
-)
 from archwright.model import build
 from archwright.spec.cross_attention import CrossAttention
 from archwright.spec.errors import UserError
@@ -34,6 +21,19 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.positions import DynamicNTK, LongRoPE, RoPE
 from archwright.spec.recurrences import ShortConvolution
 from archwright.spec.rules import RULES
+from archwright.testing import NotTried
+from archwright.testing.case import ROWS, close
+from archwright.testing.case import Case as SmallModel
+from archwright.testing.model_laws import (
+    cached_is_uncached,
+    cached_rows_of_different_lengths,
+    packed_is_alone,
+    padding_is_nothing,
+    shapes_on_meta,
+    toml_returns,
+    trains,
+    weights_return,
+)
 from tests.parts.test_masks import sees
 
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archwright.inspection.laws.case import close
 from archwright.model import build
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.testing.case import close
 from tests.laws.laws import LAWS, Case, obey
 from tests.strategies import one_stack_specs
 

@@ -11,17 +11,17 @@ from archwright.data import batches as batching
 from archwright.data.inputs import Batch, Inputs
 from archwright.data.objectives import OBJECTIVES, MakeBatch
 from archwright.data.tasks import TASKS
-from archwright.inspection.laws import LAWS_OF_OBJECTIVES, LAWS_OF_TASKS
-from archwright.inspection.laws.data_laws import (
+from archwright.spec.objectives import MaskedTokens, Objective
+from archwright.spec.tasks import Task
+from archwright.testing import LAWS_OF_OBJECTIVES, LAWS_OF_TASKS
+from archwright.testing.data_laws import (
     a_function_of_seed_and_step,
     documents_stay_apart,
     padding_is_no_text,
     rows_of_targets,
     source,
 )
-from archwright.inspection.laws.law import Broken
-from archwright.spec.objectives import MaskedTokens, Objective
-from archwright.spec.tasks import Task
+from archwright.testing.law import Broken
 
 
 def targets_are_of_the_text_in_its_order(objective: Objective) -> None:

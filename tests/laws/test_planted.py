@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from archwright.model import cache as caching
 from archwright.parts import context
 from archwright.parts import init as initialising
-from archwright.parts.kernels import KERNELS, ScoreMods, eager, sdpa
+from archwright.parts.kernels import KERNELS, Kernel, ScoreMods, eager, sdpa
 from archwright.parts.masks import AttentionMask, BlockSparse, Causal, Window
 from archwright.parts.mixers import LatentAttention, base
 from archwright.parts.positions import Rotation
@@ -85,7 +85,7 @@ def a_kernel_without_the_soft_cap(patch: pytest.MonkeyPatch) -> None:
     ) -> Tensor:
         return sdpa(q, k, v, view, ScoreMods(scores.scale, bias=scores.bias, sinks=scores.sinks))
 
-    patch.setitem(KERNELS, "sdpa", forgetful)
+    patch.setitem(KERNELS, "sdpa", Kernel(forgetful))
 
 
 @fault(laws.kernels_agree)
@@ -94,7 +94,7 @@ def heads_that_read_the_wrong_keys(patch: pytest.MonkeyPatch) -> None:
         times = q.shape[2] // k.shape[2]
         return eager(q, k.repeat(1, 1, times, 1), v.repeat(1, 1, times, 1), view, scores)
 
-    patch.setitem(KERNELS, "blockwise", confused)
+    patch.setitem(KERNELS, "blockwise", Kernel(confused))
 
 
 @fault(laws.kernels_agree, *SPARSE)
@@ -104,7 +104,7 @@ def heads_that_see_through_the_masks_of_others(patch: pytest.MonkeyPatch) -> Non
         flipped.made["dense"] = view.dense.flip(1)
         return eager(q, k, v, flipped, scores)
 
-    patch.setitem(KERNELS, "sdpa", confused)
+    patch.setitem(KERNELS, "sdpa", Kernel(confused))
 
 
 @fault(laws.visibility, *SPARSE)

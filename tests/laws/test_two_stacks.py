@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from archwright.catalogue.parameter_counts import parameter_counts
-from archwright.inspection.laws.case import Case, enlarged
 from archwright.model.build import build
 from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.parts import context
 from archwright.parts.context import Context, Memory
-from archwright.parts.kernels import KERNELS, eager
+from archwright.parts.kernels import KERNELS, Kernel, eager
 from archwright.parts.masks import AttentionMask, Causal, prefix_size
 from archwright.parts.states import SourceKV
-from archwright.planning.counts import counts_of
+from archwright.planning.cost import counts_of
 from archwright.spec import masks
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.testing.case import Case, enlarged
 from tests.laws.laws import obey, reachable
 from tests.strategies import two_stack_specs
 
@@ -260,7 +260,7 @@ def a_kernel_that_sees_padding(patch: pytest.MonkeyPatch) -> None:
         kept = view.kept and replace(view.kept, padding_mask=None)
         return eager(q, k, v, AttentionMask(view.pattern, view.layout, kept), scores)
 
-    patch.setitem(KERNELS, "sdpa", blind)
+    patch.setitem(KERNELS, "sdpa", Kernel(blind))
 
 
 def _blind(patch: pytest.MonkeyPatch, **fields: None) -> None:

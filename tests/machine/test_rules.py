@@ -112,4 +112,4 @@ def test_the_reason_is_recorded_and_the_kernel_used(run: RunSpec) -> None:
     decide_kernel(decisions, model, run)
     assert decisions.machine.kernel == "blockwise"
     assert decisions.reasons["kernel"].startswith("attention on a CPU (AMD EPYC")
-    assert model.layers[0].attention.kernel.__name__ == "blockwise"
+    assert model.layers[0].attention.kernel.run.__name__ == "blockwise"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archwright.model import Decoder, build
 from archwright.parts.kernels import KERNELS
-from archwright.planning.counts import counted
+from archwright.planning.cost import counted
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from archwright.generation.sampling import sample
 from archwright.model.build import build, build_layer
 from archwright.model.encoder_decoder import EncoderDecoder
-from archwright.planning.counts import counts_of
+from archwright.planning.cost import counts_of
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from archwright.inspection.laws.case import enlarged
 from archwright.model import build
 from archwright.spec.read import load
+from archwright.testing.case import enlarged
 from tests.model.plain_papers import (
     Array,
     Paper,

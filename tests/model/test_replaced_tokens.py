@@ -15,8 +15,7 @@ from archwright.model import build
 from archwright.model.build import detector_of
 from archwright.model.model import Decoder
 from archwright.model.replaced_tokens import ReplacedTokenDetector, drawn
-from archwright.planning.cost import flops_per_token
-from archwright.planning.counts import counts_of
+from archwright.planning.cost import counts_of, flops_per_token
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from archwright.cli import main
-from archwright.inspection.laws import check_file
 from archwright.losses import pop_aux_losses
 from archwright.machine.precision import Precision
 from archwright.model import Decoder, build
@@ -25,6 +24,7 @@ from archwright.reporting.history import read_history
 from archwright.runs import RunFolder
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.optimizers import AdamW
+from archwright.testing import check_file
 from tests.tiny import tiny_words, write_text
 
 HERE = Path(__file__).parent

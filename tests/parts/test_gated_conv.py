@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.inspection.laws import check
 from archwright.model.build import build_layer
 from archwright.parts.context import Context
 from archwright.parts.mixers import GatedConv
@@ -15,6 +14,7 @@ from archwright.parts.token_layout import token_layout
 from archwright.scale.cuts import cut_axes, own_part, share_sizes
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.recurrences import ShortConvolution
+from archwright.testing import check
 
 DIM = 6
 

@@ -89,7 +89,7 @@ class Case:
             sinks=sinks if "sinks" in parts else None,
         )
         view = replace(self.view)  # without what an earlier call has kept
-        return KERNELS[kernel](q, k, v, view, scores)
+        return KERNELS[kernel].run(q, k, v, view, scores)
 
     def of_columns(self, first: int, stop: int, kernel: str, parts: set[str], near: bool) -> Tensor:
         """Return what a kernel makes of the queries of some columns, which see the keys of all."""
@@ -107,7 +107,7 @@ class Case:
             bias=bias if "bias" in parts else None,
             sinks=sinks if "sinks" in parts else None,
         )
-        return KERNELS[kernel](q[:, first:stop], k, v, view, scores)
+        return KERNELS[kernel].run(q[:, first:stop], k, v, view, scores)
 
     def by_loops(self, parts: set[str]) -> np.ndarray:
         q, k, v, table, sinks = (x.detach().numpy() for x in self.given)

@@ -89,7 +89,7 @@ class TestExact:
             for heads, kv, values in HEADS:
                 q, k, v = inputs(length, heads, kv, values=values)
                 view = views(length, narrowed, MASKS[mask])
-                found = KERNELS[kernel](q, k, v, view, ScoreMods(0.3)).detach().numpy()
+                found = KERNELS[kernel].run(q, k, v, view, ScoreMods(0.3)).detach().numpy()
                 expected = loops(q, k, v, seen_by(view).numpy(), 0.3)
                 np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
@@ -103,7 +103,7 @@ class TestExact:
                 view = views(length, narrowed, MASKS[mask])
                 into = torch.randn(2, length, heads, values, dtype=torch.float64)
                 found = torch.autograd.grad(
-                    KERNELS[kernel](*given, view, ScoreMods(0.3)), given, into
+                    KERNELS[kernel].run(*given, view, ScoreMods(0.3)), given, into
                 )
                 formula = dense(*given, seen_by(view), 0.3)
                 expected = torch.autograd.grad(formula, given, into)
@@ -115,7 +115,7 @@ class TestExact:
 class TestAll:
     def test_large_scores_do_not_overflow(self, kernel: str) -> None:
         q, k, v = (100 * x.detach().float() for x in inputs(9, 2, 2))
-        found = KERNELS[kernel](q, k, v, views(9, "", MASKS["causal"]), ScoreMods(1.0))
+        found = KERNELS[kernel].run(q, k, v, views(9, "", MASKS["causal"]), ScoreMods(1.0))
         expected = loops(q, k, v, np.tril(np.ones((2, 9, 9))), 1.0)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-3, atol=1e-3)
 
@@ -125,7 +125,7 @@ class TestAll:
         for mask in ("causal", "window 9"):
             q, k, v = inputs(150, 4, 2, torch.bfloat16)
             view = views(150, "", MASKS[mask])
-            found = KERNELS[kernel](q, k, v, view, ScoreMods(0.3))
+            found = KERNELS[kernel].run(q, k, v, view, ScoreMods(0.3))
             assert found.dtype == torch.bfloat16
             error = found.detach().double().numpy() - loops(q, k, v, seen_by(view).numpy(), 0.3)
             assert np.abs(error).max() < 0.03
@@ -137,7 +137,7 @@ class TestAll:
         view = views(40, "", MASKS["causal"])
         torch.manual_seed(0)
         into = torch.randn(given[0].shape).bfloat16()
-        found = torch.autograd.grad(KERNELS[kernel](*given, view, ScoreMods(0.3)), given, into)
+        found = torch.autograd.grad(KERNELS[kernel].run(*given, view, ScoreMods(0.3)), given, into)
         formula = dense(*exact, seen_by(view), 0.3)
         for ours, theirs in zip(
             found, torch.autograd.grad(formula, exact, into.double()), strict=True
@@ -153,7 +153,7 @@ class TestAll:
         view = AttentionMask(
             MASKS["causal"], token_layout(torch.zeros(200, length, dtype=torch.long))
         )
-        out = KERNELS[kernel](zero, zero, one, view, ScoreMods(1.0, p))
+        out = KERNELS[kernel].run(zero, zero, one, view, ScoreMods(1.0, p))
         kept = out * torch.arange(1, length + 1)[:, None, None] * (1 - p)
         torch.testing.assert_close(kept, kept.round(), rtol=0, atol=1e-3)  # whole numbers of keys
         assert out.mean().item() == pytest.approx(1, abs=0.01)
@@ -167,22 +167,22 @@ class TestAll:
 
         def call(*given: Tensor) -> Tensor:
             torch.manual_seed(3)
-            return KERNELS[kernel](*given, view, ScoreMods(0.3, 0.4))
+            return KERNELS[kernel].run(*given, view, ScoreMods(0.3, 0.4))
 
-        assert not torch.allclose(call(*given), KERNELS[kernel](*given, view, ScoreMods(0.3)))
+        assert not torch.allclose(call(*given), KERNELS[kernel].run(*given, view, ScoreMods(0.3)))
         assert torch.autograd.gradcheck(call, given)
 
     def test_inputs_may_lie_in_pieces(self, kernel: str) -> None:
         given = inputs(9, 4, 2)
         apart = [x.detach().permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2) for x in given]
         view = views(9, "", MASKS["causal"])
-        found, expected = (KERNELS[kernel](*xs, view, ScoreMods(0.3)) for xs in (apart, given))
+        found, expected = (KERNELS[kernel].run(*xs, view, ScoreMods(0.3)) for xs in (apart, given))
         torch.testing.assert_close(found, expected)
 
     def test_inputs_are_left_alone(self, kernel: str) -> None:
         given = [x.detach() for x in inputs(9, 4, 2)]
         before = [x.clone() for x in given]
-        KERNELS[kernel](*given, views(9, "documents", MASKS["causal"]), ScoreMods(0.3, 0.1))
+        KERNELS[kernel].run(*given, views(9, "documents", MASKS["causal"]), ScoreMods(0.3, 0.1))
         assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
 
 
@@ -192,7 +192,7 @@ def test_blocks_of_the_real_size_give_the_same(monkeypatch: pytest.MonkeyPatch) 
     for narrowed in ("", "documents", "padding"):
         for mask in ("causal", "window 9"):
             view = views(300, narrowed, MASKS[mask])
-            found = KERNELS["blockwise"](q, k, v, view, ScoreMods(0.3))
+            found = KERNELS["blockwise"].run(q, k, v, view, ScoreMods(0.3))
             torch.testing.assert_close(found, dense(q, k, v, seen_by(view), 0.3))
 
 
@@ -201,13 +201,13 @@ def test_no_block_looks_where_a_mask_hides_all() -> None:
     q, k, v = (x.detach() for x in inputs(40, 2, 1))
     k[:, :16], v[:, :16] = torch.nan, torch.nan
     view = views(40, "", Window(spec.Window(size=4)))
-    out = KERNELS["blockwise"](q, k, v, view, ScoreMods(0.3))
+    out = KERNELS["blockwise"].run(q, k, v, view, ScoreMods(0.3))
     assert out[:, 20:].isfinite().all()
 
 
 def test_second_gradients_are_refused_not_wrong() -> None:
     given = inputs(5, 2, 2)
-    out = KERNELS["blockwise"](*given, views(5, "", MASKS["causal"]), ScoreMods(0.3))
+    out = KERNELS["blockwise"].run(*given, views(5, "", MASKS["causal"]), ScoreMods(0.3))
     (first,) = torch.autograd.grad(out.square().sum(), given[0], create_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         first.sum().backward()

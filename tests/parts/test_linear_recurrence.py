@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.inspection.laws import LAWS_OF_MODELS, OF_BRANCHES, OF_MIXERS, OF_RECURRENCES, tried
-from archwright.inspection.laws.case import Case
 from archwright.machine.decide import Decisions, decide_scan
 from archwright.model.build import build
 from archwright.parts.context import Context
@@ -18,6 +16,8 @@ from archwright.spec.errors import UserError
 from archwright.spec.machine import MachineSpec
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
+from archwright.testing import LAWS_OF_MODELS, OF_BRANCHES, OF_MIXERS, OF_RECURRENCES, tried
+from archwright.testing.case import Case
 
 SETTINGS = {
     "delta net": ("decay.kind=none",),

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from archwright.classic.spec import big_bird, longformer
-from archwright.inspection.laws.law import Broken
-from archwright.inspection.laws.mask_laws import LENGTHS, check_members
 from archwright.parts import masks
 from archwright.parts.masks import (
     MASKS,
@@ -28,6 +26,8 @@ from archwright.parts.masks import (
 from archwright.parts.token_layout import token_layout
 from archwright.spec import masks as spec
 from archwright.spec.errors import UserError
+from archwright.testing.law import Broken
+from archwright.testing.mask_laws import LENGTHS, check_members
 
 
 @lru_cache

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import archwright as aw
-from archwright.inspection.laws import Case, mixer_laws, model_laws, small_model
 from archwright.parts.context import Context
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import Conv, RecurrentMixer, StateTensor
@@ -17,6 +16,7 @@ from archwright.parts.mixers.recurrent import Boundaries
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.short_conv import ShortConv
 from archwright.spec.mixers import Recurrence
+from archwright.testing import Case, mixer_laws, model_laws, small_model
 
 pytestmark = pytest.mark.usefixtures("visitors")
 

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from archwright.inspection.laws import check
 from archwright.model import build
 from archwright.model.model import Layer
 from archwright.optim.groups import roles
@@ -19,6 +18,7 @@ from archwright.scale.cuts import cut_axes, own_part, share_sizes, shared_branch
 from archwright.spec import feedforward
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.recurrences import RWKV7
+from archwright.testing import check
 
 DIM = 8
 WORDS = (

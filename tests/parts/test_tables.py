@@ -7,8 +7,15 @@ import pytest
 from torch import nn
 
 from archwright.catalogue import axes as catalogue
-from archwright.inspection.laws import OF_NORMS, Case, Law
-from archwright.inspection.laws.model_laws import (
+from archwright.model import build
+from archwright.parts.norms import NORMS, RMSNorm
+from archwright.plugins import REGISTRIES, register
+from archwright.spec import norms
+from archwright.spec.choice import Choice
+from archwright.spec.feedforward import SparseMixer
+from archwright.spec.model_spec import ModelSpec
+from archwright.testing import OF_NORMS, Case, Law
+from archwright.testing.model_laws import (
     every_parameter_learns,
     nothing_is_drawn_outside_training,
     nothing_sees_what_follows,
@@ -20,13 +27,6 @@ from archwright.inspection.laws.model_laws import (
     trains,
     weights_return,
 )
-from archwright.model import build
-from archwright.parts.norms import NORMS, RMSNorm
-from archwright.plugins import REGISTRIES, register
-from archwright.spec import norms
-from archwright.spec.choice import Choice
-from archwright.spec.feedforward import SparseMixer
-from archwright.spec.model_spec import ModelSpec
 
 PATHS = {
     section.name: section.path.removeprefix("model.")

@@ -24,12 +24,13 @@ from archwright.parts.mixers import AttentionMixer
 from archwright.planning.activations import CHECKPOINTING, LayerActivations
 from archwright.planning.advice import advice
 from archwright.planning.cost import (
+    counted,
     flops_per_token,
     forward_flops,
+    forward_flops_by_part,
     next_token_flops,
     run_flops_per_token,
 )
-from archwright.planning.counts import counted, forward_flops_by_part
 from archwright.planning.memory import cache_bytes, cache_bytes_per_later_token, writes
 from archwright.planning.model_costs import model_costs
 from archwright.planning.plans import Plan, plan

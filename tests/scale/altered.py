@@ -13,16 +13,15 @@ from typing import Any, NoReturn, TypeVar
 
 from archwright.cli import main
 from archwright.model.model import Decoder
-from archwright.scale import connections
+from archwright.scale import connections, group
 from archwright.spec.errors import UserError
-from archwright.training import finalize, ranks
+from archwright.training import finalize, ranks, sharded
 
 PATIENCE = 12.0
 T = TypeVar("T")
 
 
 def _slow() -> None:
-    ranks.WAIT_SECONDS = PATIENCE / 4
     finalize._sample = _for_too_long(finalize._sample)
 
 
@@ -34,7 +33,7 @@ def _reading() -> None:
 def _for_too_long(plain: Callable[..., T]) -> Callable[..., T]:
     """Return a function that takes longer than processes wait for each other, from now on."""
     assert timedelta(seconds=PATIENCE) < connections.PATIENCE
-    connections.PATIENCE = timedelta(seconds=PATIENCE)
+    connections.PATIENCE, group.WAIT_SECONDS = timedelta(seconds=PATIENCE), PATIENCE / 4
 
     def slow(*args: Any) -> T:
         time.sleep(1.7 * PATIENCE)
@@ -52,7 +51,7 @@ def _unread() -> None:
 
 
 def _undrawn() -> None:
-    plain = ranks.initial_draws
+    plain = sharded.initial_draws
 
     def draw() -> NoReturn:
         raise AssertionError("the initial value of a weight is drawn")
@@ -62,7 +61,7 @@ def _undrawn() -> None:
         for name, drawn in plain(model, *args, **kwargs):
             yield name, draw if name in weights else drawn
 
-    ranks.initial_draws = draws
+    sharded.initial_draws = draws
 
 
 if __name__ == "__main__":

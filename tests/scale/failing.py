@@ -21,10 +21,10 @@ from archwright import files
 from archwright.checkpoint import weights
 from archwright.cli import main
 from archwright.runs.records import Record
-from archwright.scale import connections
+from archwright.scale import connections, group
 from archwright.scale.group import Group
 from archwright.spec.errors import UserError
-from archwright.training import finalize, loop, ranks, session
+from archwright.training import finalize, loop, session
 
 RANK, START = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 LONG = 25.0
@@ -105,7 +105,7 @@ def say(*words: str) -> None:
 
 def slow(words: list[str]) -> None:
     """Let what the first process does alone take longer than others wait for it."""
-    connections.PATIENCE, ranks.WAIT_SECONDS = timedelta(seconds=PATIENCE), PATIENCE / 5
+    connections.PATIENCE, group.WAIT_SECONDS = timedelta(seconds=PATIENCE), PATIENCE / 5
 
     def on_step(record: Record) -> None:
         if record["step"] == 2:
@@ -127,7 +127,7 @@ def unheard() -> None:
     """Let the first process not hear that another has written its part of a checkpoint; another one is due at once."""
     loop.CHECKPOINT_SECONDS = 0.0
     if RANK == 1:
-        striking(Group, "tell", break_down, at=2)  # it has said before that it has the data
+        striking(Group, "report", break_down, at=2)  # the first report is of the data
 
 
 def diverge() -> None:

@@ -40,11 +40,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from archwright.data.inputs import IGNORE, Batch, Inputs
-from archwright.inspection.laws.case import Case as SmallModel
 from archwright.model.build import build
+from archwright.scale.checks import check_layout
 from archwright.scale.group import Group
 from archwright.scale.launch import Launch
-from archwright.scale.layout import AXES, Layout, check_layout, layout_of
+from archwright.scale.layout import AXES, Layout, layout_of
 from archwright.scale.processes import Processes
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Experts
@@ -55,6 +55,7 @@ from archwright.spec.overrides import dump
 from archwright.spec.read import to_toml
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.scale import PipelineSchedule
+from archwright.testing.case import Case as SmallModel
 from archwright.training.session import Session
 from bench.scale import environment, torchrun
 from tests.scale.gradients import first_gradients, joined

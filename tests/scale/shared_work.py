@@ -64,7 +64,7 @@ def matrices(group: Group, number: int) -> list[float]:
     work = Counted(lambda batch: torch.stack([m @ m.T @ m for m in batch]))
     world = dist.group.WORLD
     assert world is not None
-    found = SharedMatrices(blocks, world, group.device).mapped([*whole], own, work)
+    found = SharedMatrices(blocks, world).mapped([*whole], own, work)
     for (name, block), tensor in zip(blocks.items(), found, strict=True):
         (row, column), (rows, columns) = block.offsets, block.sizes
         done = (whole[name] @ whole[name].T @ whole[name])[row : row + rows]

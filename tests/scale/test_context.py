@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from archwright.data.inputs import IGNORE, Batch, Inputs
-from archwright.scale.layout import Layout, check_layout
+from archwright.scale.checks import check_layout
+from archwright.scale.layout import Layout
 from archwright.scale.processes import OneOf, stretch_of
 from archwright.spec.errors import UserError
 from bench.scale import Case

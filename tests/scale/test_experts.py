@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from archwright.scale.layout import check_layout
+from archwright.scale.checks import check_layout
 from archwright.spec.errors import UserError
 from bench.scale import Case
 from tests.scale.gradients import Grid, assert_those_of_one, of_group

@@ -10,17 +10,10 @@ import torch
 
 from archwright.cli.main import main
 from archwright.data.inputs import Batch, Inputs
+from archwright.scale.checks import check_layout, dropouts
 from archwright.scale.group import check_gpus
 from archwright.scale.launch import Launch, awaited, check_launch, is_first, launched
-from archwright.scale.layout import (
-    ONE,
-    Layout,
-    check_layout,
-    dropouts,
-    kept_layout,
-    layout_of,
-    planned_layout,
-)
+from archwright.scale.layout import ONE, Layout, kept_layout, layout_of, planned_layout
 from archwright.scale.processes import OneOf
 from archwright.spec.errors import UserError
 from archwright.spec.optimizers import Optimizer

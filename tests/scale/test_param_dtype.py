@@ -9,7 +9,8 @@ import torch
 
 import archwright
 from archwright import checkpoint
-from archwright.scale.layout import Layout, check_layout
+from archwright.scale.checks import check_layout
+from archwright.scale.layout import Layout
 from archwright.spec.errors import UserError
 from bench.scale import Case
 from bench.scale import trained as trained_alone

@@ -15,7 +15,7 @@ import archwright
 from archwright import checkpoint
 from archwright.model.build import build
 from archwright.runs import RunFolder
-from archwright.scale.layout import check_layout, dropouts
+from archwright.scale.checks import check_layout, dropouts
 from archwright.scale.stages import stage_runs
 from archwright.spec.errors import UserError
 from archwright.spec.read import load, load_run

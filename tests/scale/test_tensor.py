@@ -6,8 +6,8 @@ import pytest
 from torch import Tensor
 
 from archwright.model.build import build
+from archwright.scale.checks import check_layout
 from archwright.scale.cuts import shared_branches
-from archwright.scale.layout import check_layout
 from archwright.scale.tensor import computed_alike, refusals, shares_tokens
 from archwright.spec.errors import UserError
 from archwright.spec.read import load

@@ -12,7 +12,8 @@ import torch
 import archwright
 from archwright import checkpoint
 from archwright.runs import RunFolder
-from archwright.scale.layout import Layout, dropouts
+from archwright.scale.checks import dropouts
+from archwright.scale.layout import Layout
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import RunSpec
 from bench.scale import environment, torchrun

@@ -12,7 +12,7 @@ from archwright.reporting.history import read_history
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
 from archwright.spec.run_spec import RunSpec
-from archwright.training import train as train_room
+from archwright.training import program
 from archwright.training.budget import Clock, recorded_progress
 from archwright.training.loop import Loop
 from archwright.training.session import Session
@@ -45,9 +45,9 @@ class Steps:
 
         patch.setattr(Session, "step", step)
         patch.setattr(Session, "time_step", lambda self, seconds: 0.2)
-        patch.setattr(train_room, "Clock", partial(Clock, clock=lambda: self.now))
+        patch.setattr(program, "Clock", partial(Clock, clock=lambda: self.now))
         # The start took real time: let no time be left but the half that is always for training.
-        patch.setattr(train_room, "time_end", lambda *_: (1e-9, 1e6))
+        patch.setattr(program, "time_end", lambda *_: (1e-9, 1e6))
 
 
 def run_of_five_seconds(text: Path) -> RunSpec:
@@ -121,7 +121,7 @@ def test_time_is_reserved_for_the_end(
     timed: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulated: Steps
 ) -> None:
     """300 s of 1000; the run ends after its second step."""
-    monkeypatch.setattr(train_room, "time_end", lambda *_: (0.25, 250.0))
+    monkeypatch.setattr(program, "time_end", lambda *_: (0.25, 250.0))
     at_step(monkeypatch, 1, lambda: setattr(simulated, "now", 1e4))
     run = timed.override("budget=1000s", "evaluate.every=0", "schedule.warmup=auto")
     folder = train(run, tmp_path / "run")
@@ -139,8 +139,8 @@ def test_what_cannot_be_read_in_time_is_read_in_part(
     timed: RunSpec, plain: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second for each token: no less than the least is read, and the same after an interruption."""
-    monkeypatch.setattr(train_room, "LEAST_READ", 50)
-    monkeypatch.setattr(train_room, "time_end", lambda *_: (1.0, 1e6))
+    monkeypatch.setattr(program, "LEAST_READ", 50)
+    monkeypatch.setattr(program, "time_end", lambda *_: (1.0, 1e6))
     whole = train(timed, tmp_path / "whole")
     assert whole.spec.evaluate.final_max_tokens == 50
     *_, last = timeless(whole, "eval")

@@ -16,9 +16,11 @@ from archwright.runs.records import Record
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.training import finalize as finalize_room
+from archwright.training import program
 from archwright.training import resolve as resolve_room
 from archwright.training import train as train_room
 from archwright.training.loop import Loop
+from archwright.training.program import Program
 from archwright.training.session import Session
 from archwright.training.train import Stopped
 from tests.tiny import write_text
@@ -120,7 +122,7 @@ def test_a_second_ctrl_c_ends_at_once(longer: RunSpec, tmp_path: Path) -> None:
         (train_room, "resolve"),
         (RunFolder, "write_spec"),
         (RunFolder, "write_environment"),
-        (train_room, "_restore"),
+        (Program, "_restore"),
         (checkpoint.steps, "write_begun"),
         (finalize_room, "final_evaluation"),
         (finalize_room, "compressors"),
@@ -186,7 +188,7 @@ def test_a_resumed_run_decides_nothing(
     for room, name in (
         *((machine_room, n) for n in ("peak_of", "decide", "decide_kernel")),
         *((resolve_room, n) for n in ("decide", "decide_kernel", "_take_weights")),
-        (train_room, "time_end"),
+        (program, "time_end"),
         (Session, "time_step"),
     ):
         monkeypatch.setattr(room, name, die)

@@ -1,107 +1,97 @@
-"""What processes of a run say to each other before its first step, what the first does alone, and what it hears."""
+"""How ranks join a run, wait for rank 0, and end."""
 
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from archwright.scale.group import LEAVE, Group
-from archwright.scale.launch import VARIABLES, LostError
+import archwright
+from archwright.scale.group import Group
+from archwright.scale.launch import VARIABLES, EndedError, LostError
 from archwright.spec.errors import UserError
 from archwright.training import ranks
-from archwright.training.train import _for_scripts
+from archwright.training import train as train_room
+from archwright.training.callbacks import Callbacks
 from tests.scale.together import SHORT, left_of, played
 from tests.tiny import tiny_words
 
 SECONDS = 30.0
-"""What a test may take, far more than it needs."""
 
 
 class Two:
-    """Stands for the group of two processes, threads here: the first orders, the other one hears."""
+    """A group of two ranks, which are threads: the store, and the result of rank 0's `first`."""
 
     def __init__(self) -> None:
-        self.orders = queue.Queue[dict[str, Any]]()
-        self.heard: list[str] = []
-        self.readers = 0
+        self.readers, self.looks, self.problems = 0, 0, list[str]()
+        self.results = queue.Queue[object]()
 
-    def order(self, order: dict[str, Any]) -> None:
-        self.orders.put(order)
-
-    def next_order(self) -> dict[str, Any]:
-        order = self.orders.get(timeout=SECONDS)
-        self.heard.append(order["do"])
-        assert len(self.heard) < 200, "it has heard enough"
-        return order
-
-    def tell(self, what: str, value: object) -> None:
-        self.readers += 1
+    def report(self, what: str, value: object = None, problems: Sequence[str] = ()) -> None:
+        self.readers += not problems
+        self.problems += problems
 
     def reports(self, what: str) -> list[object] | None:
-        return [True] * 2 if self.readers == 2 else None
+        self.looks += 1
+        assert self.looks < 1000, "it has looked long enough"
+        if self.problems:
+            raise UserError(*self.problems)
+        return [None] * 2 if self.readers == 2 else None
+
+    def wait_for_first(self) -> object:
+        return self.results.get(timeout=SECONDS)
 
 
 @pytest.fixture
-def group() -> Two:
+def group() -> Any:
     return Two()
 
 
-@contextlib.contextmanager
-def processes(group: Any) -> Iterator[tuple[Future[Any], Future[Any]]]:
-    """Yield what becomes of both: of the first one's waiting, and of the other's reading."""
-    folder: Any = SimpleNamespace(spec=None)
+FOLDER: Any = SimpleNamespace(spec=None)
+
+
+def test_all_wait_for_a_rank_that_reads(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_read = threading.Event()
+    monkeypatch.setattr(ranks, "reload_data", lambda *_: has_read.wait(SECONDS))
+    group.report("read")  # rank 0
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ranks._wait_for_readers, group)
-        try:
-            yield first, pool.submit(ranks._read_beside, folder, group)
-        finally:
-            group.readers = 2  # in place of the error that the end of another process is
-
-
-def test_the_first_one_says_wait_while_another_reads(
-    group: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has_read = threading.Event()
-    monkeypatch.setattr(ranks, "reload_data", lambda *_: has_read.wait(SECONDS))
-    with processes(group) as (first, other):
+        other = pool.submit(ranks._read_meanwhile, FOLDER, group)
         with contextlib.suppress(TimeoutError):
-            first.result(timeout=0.5)
+            first.result(timeout=0.3)
         assert not first.done()
-        assert len(group.heard) > 2
         has_read.set()
         first.result(SECONDS)
-        order, reading = other.result(SECONDS)
-        assert reading.result() is True
-    *waits, last = group.heard
-    assert {*waits} == {"wait"}
-    assert last == order["do"] not in ("wait", LEAVE)
+        group.results.put(None)
+        assert other.result(SECONDS) is True
 
 
-def test_what_reading_raises_is_raised_at_once(group: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed(*_: object) -> None:
-        raise UserError("the text has changed")
+def test_problems_of_reading_are_raised_at_once(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 raises them, though other ranks still read."""
 
+    changed = Mock(side_effect=UserError("the text has changed"))
     monkeypatch.setattr(ranks, "reload_data", changed)
-    with processes(group) as (first, other):
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(ranks._read_meanwhile, FOLDER, group)
         with pytest.raises(UserError, match="the text has changed"):
-            other.result(SECONDS)
-        assert not first.done()
+            ranks._wait_for_readers(group)
+        group.results.put(None)
+        assert other.exception(SECONDS)
 
 
-def test_an_end_is_heard_while_a_process_reads(group: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_is_received_while_a_rank_reads(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     has_read = threading.Event()
     monkeypatch.setattr(ranks, "reload_data", lambda *_: has_read.wait(SECONDS))
-    group.order({"do": "wait"})
-    group.order({"do": LEAVE})
-    folder: Any = SimpleNamespace(spec=None)
-    order, _ = ranks._read_beside(folder, group)  # type: ignore[arg-type]
-    assert order == {"do": LEAVE}
+    group.wait_for_first = Mock(side_effect=EndedError("full", ["UserError"], None))
+    with pytest.raises(EndedError, match="full"):
+        ranks._read_meanwhile(FOLDER, group)
     has_read.set()
 
 
@@ -128,7 +118,7 @@ def test_signals_are_left_alone_outside_the_main_thread() -> None:
     entered = []
 
     def follow() -> None:
-        with ranks._undisturbed(Group.__new__(Group)):
+        with ranks._signals_shared(Group.__new__(Group)):
             entered.append(True)
 
     thread = threading.Thread(target=follow)
@@ -143,10 +133,18 @@ def test_a_script_ends_where_its_processes_cannot_train_again(
     """As on GPUs, where nobody hears of a failure: the one that has met it says so, before the next run begins."""
     for name in VARIABLES:
         monkeypatch.setenv(name, "1" if name == "RANK" else "2")
-    with pytest.raises(UserError), _for_scripts():
-        raise UserError("disk: full")
+
+    def ended(error: Exception) -> None:
+        def follow(callbacks: Callbacks) -> None:
+            raise error
+
+        monkeypatch.setattr(train_room, "follow", follow)
+        archwright.resume("run")
+
+    with pytest.raises(UserError):
+        ended(UserError("disk: full"))
     monkeypatch.setattr(Group, "is_stuck", True)
-    with pytest.raises(SystemExit, match=r"archwright: disk: full; .* so all end"), _for_scripts():
-        raise UserError("disk: full")
-    with pytest.raises(SystemExit, match=r"^1$"), _for_scripts():
-        raise LostError("has ended", is_first=False)
+    with pytest.raises(SystemExit, match=r"archwright: disk: full; .* so all end"):
+        ended(UserError("disk: full"))
+    with pytest.raises(SystemExit, match=r"^1$"):
+        ended(LostError("has ended", is_first=False))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from archwright.runs import RunFolder
-from archwright.training import train as train_room
+from archwright.training import program
 from archwright.training.data import Material
 from archwright.training.finalize import time_end
 from archwright.training.loop import Loop
@@ -27,7 +27,7 @@ def test_timing_leaves_the_run_as_it_is(
         at_step(monkeypatch, 6, lambda: measured.append(time_end(session, folder, material)))
         return Loop(session, folder, material, **more)
 
-    monkeypatch.setattr(train_room, "Loop", timing)
+    monkeypatch.setattr(program, "Loop", timing)
     folder = train(run_of_twelve(text), tmp_path / "timed")
     assert all(seconds > 0 for seconds in measured[0])
     assert not folder.timed_file.exists()

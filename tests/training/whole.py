@@ -13,6 +13,7 @@ from archwright.machine.peaks import Peak
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
 from archwright.training import finalize as finalize_room
+from archwright.training import program
 from archwright.training import train as train_room
 from archwright.training.session import Session
 from tests.tiny import tiny_run
@@ -69,7 +70,7 @@ def apart(folder: Path) -> Iterator[pytest.MonkeyPatch]:
 
 
 def leave_out(patch: pytest.MonkeyPatch) -> None:
-    for room in (train_room, finalize_room):
+    for room in (train_room, program, finalize_room):
         patch.setattr(room, "report", lambda folder: folder.report_file.touch())
     patch.setattr(finalize_room, "SAMPLE_TOKENS", 16)
     patch.setattr(machine_room, "peak_of", lambda *_: Peak(1e11, True))

@@ -13,7 +13,7 @@ from archwright.classic.spec import disentangled as spec
 from archwright.parts.context import Context
 from archwright.parts.linear import Embedding, Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask
-from archwright.parts.mixers.base import Heads
+from archwright.parts.mixers.attention import Heads
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import distances
 from archwright.parts.sharing import LayerInfo
@@ -96,7 +96,7 @@ class DisentangledAttention(EqualHeads[spec.DisentangledAttention]):
         q, k, v = (p.unflatten(-1, (self.num_heads, self.head_dim)) for p in projected)
         k, v = context.all_keys(state, k, v)
         # [batch, length, heads, head_dim]
-        mixed = self.kernel(q, k, v, mask, self.score_mods(self._terms(q, k, mask)))
+        mixed = self.kernel.run(q, k, v, mask, self.score_mods(self._terms(q, k, mask)))
         out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
         return out
 

@@ -6,7 +6,7 @@ from archwright.classic.spec import disentangled, longformer, transient_global
 from archwright.parts.kernels import ScoreMods
 from archwright.parts.kernels.scores import Bias
 from archwright.parts.linear import Linear, set_blocks
-from archwright.parts.mixers.base import AttentionMixer
+from archwright.parts.mixers.attention import AttentionMixer
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.sharing import LayerInfo
 

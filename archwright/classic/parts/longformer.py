@@ -9,10 +9,9 @@ from torch import Tensor
 from archwright.classic.parts.equal_heads import EqualHeads
 from archwright.classic.spec import longformer as spec
 from archwright.parts.context import Context
-from archwright.parts.kernels import prepare
 from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask, Dilated, MaskPattern, Ranges, spaced, united
-from archwright.parts.mixers.base import Heads
+from archwright.parts.mixers.attention import Heads
 from archwright.parts.positions import rotation
 from archwright.parts.sharing import LayerInfo, Shared
 from archwright.parts.states import KVCache
@@ -165,10 +164,10 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
         return None
 
     def prepare(self, context: Context) -> None:
-        prepare(self.kernel, context.mask(self.windows, self.num_heads))
+        self.prepare_mask(context.mask(self.windows, self.num_heads))
         if self.rotary is not None:
             context.rotation(self.rotary)
-        prepare(self.kernel, self._global_tokens(context)[1])
+        self.prepare_mask(self._global_tokens(context)[1])
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads of {self.head_dim}"

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from archwright.classic.parts.equal_heads import EqualHeads
 from archwright.classic.spec import transient_global as spec
 from archwright.parts.context import Context
-from archwright.parts.kernels import prepare
 from archwright.parts.kernels.scores import Bias, RepeatedKeys
 from archwright.parts.linear import Linear, project, set_blocks, to_autocast_dtype
 from archwright.parts.masks import WHOLE, AttentionMask, Ranges, united
@@ -102,7 +101,7 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
             of_tokens = RepeatedKeys(view.of_tokens.log_times, of_tokens)
         bias = None if of_tokens is None else _Beside(of_sums, of_tokens, view)
         # [batch, length, heads, head_dim]
-        mixed = self.kernel(q, k, v, view, self.score_mods(bias))
+        mixed = self.kernel.run(q, k, v, view, self.score_mods(bias))
         out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
         return out
 
@@ -116,7 +115,7 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
 
     def prepare(self, context: Context) -> None:
         view = self._view(context)
-        prepare(self.kernel, view)
+        self.prepare_mask(view)
         _ = view.of_tokens, view.of_sums
 
     def extra_repr(self) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from archwright.lab.running.jobs import Handle, Job
 from archwright.lab.running.remote import RemoteExecutor, RemoteHandle, RemoteJob
-from archwright.lab.running.where import WHOLE, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.machine import MachineSpec
 
@@ -22,6 +21,25 @@ AT_ONCE = 16
 
 MINUTES = 60
 """Default time limit of a batch job. Longer runs continue in the next job."""
+
+
+OURS = {
+    "nodes": "a run is trained on one",
+    "ntasks": "a run is one task",
+    "ntasks_per_node": "a run is one task",
+    "tasks_per_node": "a run is one task",
+    "array": "--workers says how many go at once",
+    "array_parallelism": "--workers says how many go at once",
+    "job_name": "name=NAME is that",
+    "output": "submitit writes into the study's folder",
+    "error": "submitit writes into the study's folder",
+}
+"""Options of sbatch that archwright sets itself, with the reason."""
+
+WHOLE = ("timeout_min", "cpus_per_task", "gpus_per_node", "signal_delay_s")
+
+CLUSTERS = ("slurm", "local")
+"""`local` runs processes of this machine through submitit, to test a study."""
 
 
 class SlurmExecutor(RemoteExecutor):
@@ -125,6 +143,44 @@ class _SlurmHandle(RemoteHandle):
         for path in self._batch.paths.folder.glob(f"{self._batch.job_id}_*"):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def parameters(text: str) -> dict[str, str]:
+    """Parse options such as `partition=gpu,time=60`. A piece without `=` continues the previous value.
+
+    Raises:
+        UserError: A missing, repeated, or reserved name, or an invalid value.
+    """
+    found: dict[str, str] = {}
+    name = ""
+    for piece in filter(None, text.split(",")):
+        key, equals, value = piece.partition("=")
+        if not equals and not name:
+            raise UserError(
+                f'--slurm: found "{piece}"; expected NAME=VALUE,..., as sbatch names it: partition=gpu,time=60'
+            )
+        if not equals:
+            found[name] += f",{piece}"
+            continue
+        name = key.strip().lstrip("-").replace("-", "_")
+        if name in found:
+            raise UserError(f"--slurm: {name} is given twice")
+        if name in OURS:
+            raise UserError(f"--slurm: {name} is not yours to say: {OURS[name]}")
+        found[name] = value.strip()
+    if (cluster := found.get("cluster", "slurm")) not in CLUSTERS:
+        raise UserError(
+            f'--slurm: cluster: found "{cluster}"; expected one of {", ".join(CLUSTERS)}'
+        )
+    if time_limit := found.pop("time", ""):
+        found["timeout_min"] = time_limit
+    for name in WHOLE:
+        if name in found and not (found[name].isdecimal() and int(found[name]) > 0):
+            said, unit = ("time", " of minutes") if name == "timeout_min" else (name, "")
+            raise UserError(
+                f'--slurm: {said}: found "{found[name]}"; expected a whole number{unit}, such as 60'
+            )
+    return found
 
 
 def _submitit(cluster: str) -> ModuleType:

@@ -6,29 +6,12 @@ from pathlib import Path
 
 from archwright.lab.running.jobs import Executor
 from archwright.lab.running.local import LocalExecutor
+from archwright.lab.running.on_slurm import SlurmExecutor, parameters
 from archwright.lab.running.workers import Workers
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.study_spec import StudySpec
 
 PLACES = ("ray", "slurm")
-
-OURS = {
-    "nodes": "a run is trained on one",
-    "ntasks": "a run is one task",
-    "ntasks_per_node": "a run is one task",
-    "tasks_per_node": "a run is one task",
-    "array": "--workers says how many go at once",
-    "array_parallelism": "--workers says how many go at once",
-    "job_name": "name=NAME is that",
-    "output": "submitit writes into the study's folder",
-    "error": "submitit writes into the study's folder",
-}
-"""Options of sbatch that archwright sets itself, with the reason."""
-
-WHOLE = ("timeout_min", "cpus_per_task", "gpus_per_node", "signal_delay_s")
-
-CLUSTERS = ("slurm", "local")
-"""`local` runs processes of this machine through submitit, to test a study."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +57,6 @@ class Where:
 
             executor: Executor = RayExecutor(self.workers, cores, log, parts)
         elif self.on == "slurm":
-            from archwright.lab.running.on_slurm import SlurmExecutor
-
             executor = SlurmExecutor(self.workers, self.slurm, log, parts)
         else:
             executor = LocalExecutor(log, parts)
@@ -86,41 +67,3 @@ class Where:
         words = ["--on", self.on] if self.on else []
         words += ["--workers", str(self.workers)] if self.workers else []
         return words + (["--slurm", self.slurm] if self.slurm else [])
-
-
-def parameters(text: str) -> dict[str, str]:
-    """Parse options such as `partition=gpu,time=60`. A piece without `=` continues the previous value.
-
-    Raises:
-        UserError: A missing, repeated, or reserved name, or an invalid value.
-    """
-    found: dict[str, str] = {}
-    name = ""
-    for piece in filter(None, text.split(",")):
-        key, equals, value = piece.partition("=")
-        if not equals and not name:
-            raise UserError(
-                f'--slurm: found "{piece}"; expected NAME=VALUE,..., as sbatch names it: partition=gpu,time=60'
-            )
-        if not equals:
-            found[name] += f",{piece}"
-            continue
-        name = key.strip().lstrip("-").replace("-", "_")
-        if name in found:
-            raise UserError(f"--slurm: {name} is given twice")
-        if name in OURS:
-            raise UserError(f"--slurm: {name} is not yours to say: {OURS[name]}")
-        found[name] = value.strip()
-    if (cluster := found.get("cluster", "slurm")) not in CLUSTERS:
-        raise UserError(
-            f'--slurm: cluster: found "{cluster}"; expected one of {", ".join(CLUSTERS)}'
-        )
-    if time_limit := found.pop("time", ""):
-        found["timeout_min"] = time_limit
-    for name in WHOLE:
-        if name in found and not (found[name].isdecimal() and int(found[name]) > 0):
-            said, unit = ("time", " of minutes") if name == "timeout_min" else (name, "")
-            raise UserError(
-                f'--slurm: {said}: found "{found[name]}"; expected a whole number{unit}, such as 60'
-            )
-    return found

@@ -11,14 +11,14 @@ from archwright.parts.masks import AttentionMask
 
 @leaf(costs.eager)
 def eager(
-    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+    query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, scores: ScoreMods
 ) -> Tensor:
     """softmax(scale * q k^T + mask) v, with the softmax in float32 or float64; see `ScoreMods`."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     bias = None if scores.bias is None else scores.bias.block(0, q.shape[2], 0, k.shape[2])
-    hidden = None if view.is_full else ~view.dense
+    hidden = None if mask.is_full else ~mask.dense
     # [b, heads, t, s]
     weights = scores.weights(q @ k.transpose(-1, -2), hidden, bias).to(v.dtype)
     # [b, t, heads, e]

@@ -25,23 +25,23 @@ from archwright.parts.masks import AttentionMask
 
 @leaf(costs.fused)
 def flex(
-    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+    query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, scores: ScoreMods
 ) -> Tensor:
     """Reference attention by FlexAttention.
 
     SDPA replaces it for dropout, for a bias that depends on the query, and for gradients on a CPU.
     """
-    trains = _needs_sdpa(view) and any(x.requires_grad for x in (query, key, value))
+    trains = _needs_sdpa(mask) and any(x.requires_grad for x in (query, key, value))
     elementwise = isinstance(scores.bias, ElementwiseBias | None)
     if trains or scores.dropout or not elementwise:
-        return sdpa(query, key, value, view, scores)
+        return sdpa(query, key, value, mask, scores)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
     out, aux = _flex(q.device.type)(
         q,
         k,
         v,
-        score_mod=_score_mod(view, scores),
-        block_mask=None if view.is_full else block_mask(view),
+        score_mod=_score_mod(mask, scores),
+        block_mask=None if mask.is_full else block_mask(mask),
         scale=scores.scale,
         enable_gqa=q.shape[1] != k.shape[1],
         return_aux=AuxRequest(lse=True),
@@ -54,43 +54,43 @@ def flex(
     return by_token
 
 
-def _needs_sdpa(view: AttentionMask) -> bool:
-    return view.layout.device.type == "cpu" and torch.is_grad_enabled()
+def _needs_sdpa(mask: AttentionMask) -> bool:
+    return mask.layout.device.type == "cpu" and torch.is_grad_enabled()
 
 
-def prepare_blocks(view: AttentionMask) -> None:
+def prepare_blocks(mask: AttentionMask) -> None:
     """Compute the block mask, or the dense mask if SDPA replaces FlexAttention."""
-    if _needs_sdpa(view):
-        prepare_dense(view)
-    elif not view.is_full:
-        block_mask(view)
+    if _needs_sdpa(mask):
+        prepare_dense(mask)
+    elif not mask.is_full:
+        block_mask(mask)
 
 
-def block_mask(view: AttentionMask) -> BlockMask:
+def block_mask(mask: AttentionMask) -> BlockMask:
     """Return the full, partial and hidden blocks of a mask."""
-    return view.once("flex block mask", _block_mask)
+    return mask.once("flex block mask", _block_mask)
 
 
-def _block_mask(view: AttentionMask) -> BlockMask:
+def _block_mask(mask: AttentionMask) -> BlockMask:
     return create_block_mask(
-        lambda b, h, q, k: view.allows(
+        lambda b, h, q, k: mask.allows(
             b, h, q, k
         ),  # torch counts the arguments of a plain function
-        B=view.num_rows if view.num_rows > 1 else None,
-        H=view.num_heads if view.num_heads > 1 else None,
-        Q_LEN=view.layout.length,
-        KV_LEN=view.keys_at.length,
-        device=str(view.layout.device),
+        B=mask.num_rows if mask.num_rows > 1 else None,
+        H=mask.num_heads if mask.num_heads > 1 else None,
+        Q_LEN=mask.layout.length,
+        KV_LEN=mask.keys_at.length,
+        device=str(mask.layout.device),
     )
 
 
-def _score_mod(view: AttentionMask, scores: ScoreMods) -> Callable[..., Tensor] | None:
+def _score_mod(mask: AttentionMask, scores: ScoreMods) -> Callable[..., Tensor] | None:
     """Return the function that caps one score and adds its bias."""
     cap, bias = scores.softcap, scores.bias
     assert isinstance(bias, ElementwiseBias | None)
     if cap is None and bias is None:
         return None
-    queries, keys = view.layout.position_ids_or_range(), view.keys_at.position_ids_or_range()
+    queries, keys = mask.layout.position_ids_or_range(), mask.keys_at.position_ids_or_range()
     row = 0 if queries.shape[0] == 1 else 1
     key_row = 0 if keys.shape[0] == 1 else 1
 

@@ -13,21 +13,21 @@ from archwright.parts.masks import AttentionMask
 
 @leaf(costs.sdpa)
 def sdpa(
-    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+    query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, scores: ScoreMods
 ) -> Tensor:
     """Reference attention by torch's fused kernels; scores with a soft-cap use `eager`."""
     if scores.softcap is not None:
-        return eager(query, key, value, view, scores)
+        return eager(query, key, value, mask, scores)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
-    causal = view.is_plain_causal and scores.plain
-    mask = None if causal or (view.is_full and scores.plain) else _mask(q, k, view, scores)
+    causal = mask.is_plain_causal and scores.plain
+    attn_mask = None if causal or (mask.is_full and scores.plain) else _mask(q, k, mask, scores)
     if scores.sinks is not None:  # a further key and value, both zero, with the sink as score
         k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
     out = F.scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=mask,
+        attn_mask=attn_mask,
         is_causal=causal,
         dropout_p=scores.dropout,
         scale=scores.scale,
@@ -37,16 +37,16 @@ def sdpa(
     return out.transpose(1, 2)
 
 
-def prepare_dense(view: AttentionMask) -> None:
+def prepare_dense(mask: AttentionMask) -> None:
     """Compute the dense mask, unless kernels need none."""
     # With a bias, a plain causal mask becomes part of a compiled layer's graph.
-    if not (view.is_full or view.is_plain_causal):
-        _ = view.dense
+    if not (mask.is_full or mask.is_plain_causal):
+        _ = mask.dense
 
 
-def _mask(q: Tensor, k: Tensor, view: AttentionMask, scores: ScoreMods) -> Tensor:
+def _mask(q: Tensor, k: Tensor, mask: AttentionMask, scores: ScoreMods) -> Tensor:
     """Return the dense mask, or additive scores if there is a bias or a sink."""
-    seen = view.dense
+    seen = mask.dense
     if scores.plain:
         return seen
     added = torch.zeros((), dtype=q.dtype, device=q.device)

@@ -1,6 +1,7 @@
 """Mixers: how tokens exchange information."""
 
-from archwright.parts.mixers.base import AttentionMixer as AttentionMixer
+from archwright.parts.mixers.attention import AttentionMixer as AttentionMixer
+from archwright.parts.mixers.attention import SoftmaxAttention as SoftmaxAttention
 from archwright.parts.mixers.base import Mixer as Mixer
 from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossAttention
 from archwright.parts.mixers.gated_conv import GatedConv as GatedConv
@@ -15,7 +16,6 @@ from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATU
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
 from archwright.parts.mixers.selective import RGLRU as RGLRU
 from archwright.parts.mixers.selective import SelectiveScan as SelectiveScan
-from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
 from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS as VALUE_EMBEDDINGS
 from archwright.parts.registry import Registry
 from archwright.parts.scans import ScanInputs as ScanInputs

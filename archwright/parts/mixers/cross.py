@@ -6,9 +6,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.context import Context
-from archwright.parts.kernels import KERNELS, ScoreMods, prepare
+from archwright.parts.kernels import ScoreMods, kernel_of
+from archwright.parts.leaves import is_watched
 from archwright.parts.linear import Linear, project, set_blocks
-from archwright.parts.mixers.base import Heads, Mixer
+from archwright.parts.mixers.attention import Heads
+from archwright.parts.mixers.base import Mixer
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
@@ -53,7 +55,7 @@ class SoftmaxCrossAttention(Mixer):
         set_blocks(self.num_kv_heads, self.key, self.value)
         self.query_norm: nn.Module = NORMS.make(spec.qk_norm, head_dim)
         self.key_norm: nn.Module = NORMS.make(spec.qk_norm, head_dim)
-        self.kernel = KERNELS["sdpa"]
+        self.kernel = kernel_of("sdpa")
 
     @property
     def inputs(self) -> list[Linear]:
@@ -96,7 +98,7 @@ class SoftmaxCrossAttention(Mixer):
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         mods = ScoreMods(self.scale, self.spec.dropout if self.training else 0.0, softcap)
         # [batch, length, heads, head_dim]
-        mixed = self.kernel(q, k.to(q.dtype), v.to(q.dtype), context.memory_mask(), mods)
+        mixed = self.kernel.run(q, k.to(q.dtype), v.to(q.dtype), context.memory_mask(), mods)
         out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
         return out
 
@@ -113,10 +115,11 @@ class SoftmaxCrossAttention(Mixer):
         return length * (self.key.d_out + self.value.d_out) * itemsize
 
     def prepare(self, context: Context) -> None:
-        prepare(self.kernel, context.memory_mask())
+        if not is_watched():
+            self.kernel.prepare(context.memory_mask())
 
     def use_kernel(self, name: str) -> None:
-        self.kernel = KERNELS[name]
+        self.kernel = kernel_of(name)
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads of {self.head_dim}, {self.num_kv_heads} kv"

@@ -14,13 +14,13 @@ from archwright.parts.kernels.costs import visible_pairs
 from archwright.parts.leaves import LeafCosts, leaf
 from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask
-from archwright.parts.mixers.base import AttentionMixer, Heads
+from archwright.parts.mixers.attention import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
 from archwright.parts.tensor_parallel import TensorParallel
-from archwright.spec import latent as spec
+from archwright.spec import latent as specs
 
 
 def _latent_costs(
@@ -69,7 +69,7 @@ class LatentAttention(AttentionMixer):
     """
 
     def __init__(
-        self, spec: spec.LatentAttention, dim: int, layer: LayerInfo | None = None
+        self, spec: specs.LatentAttention, dim: int, layer: LayerInfo | None = None
     ) -> None:
         layer, sizes = layer or LayerInfo(), spec.heads(dim)
         num_heads, widths = sizes["num_heads"], (sizes["nope_head_dim"], sizes["rope_head_dim"])

@@ -1,4 +1,4 @@
-"""Attention of your own: here differential attention, which subtracts one map of weights from another.
+"""Custom attention: here differential attention, which subtracts one map of weights from another.
 
 archwright check my_attention.py
 archwright train demo model.attention.kind=my_attention budget=60s --parts my_attention.py
@@ -27,27 +27,27 @@ from archwright.spec.masks import Causal, Mask
 from archwright.spec.mixers import ALL_INPUTS
 
 
-# 1. What it is called, and which options it has. `takes`: with AttentionMixer it handles documents, padding, positions.
+# 1. Name and options. `takes`: AttentionMixer handles documents, padding and positions.
 class MyAttention(Attention):
     """(softmax(q1 k1^T / sqrt(d)) - lambda softmax(q2 k2^T / sqrt(d))) v in heads (Ye et al., 2024, section 2.1)."""
 
     kind: Literal["my_attention"] = "my_attention"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
     num_heads: AutoCount = Field("auto", examples=[4])
-    """Heads; auto: as many as softmax attention has."""
+    """Heads; auto: the number of softmax attention."""
     mask: Mask = Causal()
-    """Which keys a query may see."""
+    """Keys that a query sees."""
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         return {"num_heads": num_heads_of(self.num_heads, "auto", sizes.dim)}
 
 
-# 2. What computes it. `Linear` is drawn by the model's initialisation, and counted in FLOPs, by itself.
+# 2. The module. The model's initialisation draws `Linear`, and FLOPs include it.
 class MyAttentionModule(AttentionMixer):
     """out(concat_h((1 - lambda_0) norm(weights_h v_h))). Shapes: x and y [batch, length, dim]; q and k [batch, length,
     maps heads, d]; v [batch, length, heads, maps d]; d = dim / (maps heads)."""
 
-    maps = 2  # maps of scores in a head; 1 for a function of one map, as a sigmoid
+    maps = 2  # maps of scores in a head; 1 for a function of one map, such as a sigmoid
 
     def __init__(self, spec: MyAttention, dim: int, layer: LayerInfo) -> None:
         num_maps = self.maps * int(spec.num_heads)
@@ -57,12 +57,12 @@ class MyAttentionModule(AttentionMixer):
         self.value = Linear(dim, num_maps * self.d)
         self.out = Linear(num_maps * self.d, dim, is_residual_output=True)
         self.lambdas = nn.Parameter(torch.empty(4, self.d))  # q1, k1, q2, k2
-        self.roles = {"lambdas": "vector"}  # not to be made orthogonal by Muon
+        self.roles = {"lambdas": "vector"}  # excluded from Muon
         self.first_lambda = 0.8 - 0.6 * math.exp(-0.3 * (layer.number - 1))
         self.position = self.own_position  # learned biases of scores, if the model has them
 
-    # EDIT HERE. Scores are q k^T / sqrt(d) plus the bias of positions, and -inf for keys that a query must not see:
-    # [batch, maps heads, queries, keys] -> [batch, heads, queries, keys]. Others, with maps = 1 and without lambdas:
+    # EDIT HERE. Scores are q k^T / sqrt(d) plus the bias of positions, and -inf for masked keys:
+    # [batch, maps heads, queries, keys] -> [batch, heads, queries, keys]. Examples with maps = 1 and without lambdas:
     #   return scores.softmax(-1)
     #   return (scores - (scores > -torch.inf).sum(-1, keepdim=True).log()).sigmoid()  # Ramapuram et al., 2024
     #   return scores.relu().square() / (scores > -torch.inf).sum(-1, keepdim=True)
@@ -86,15 +86,15 @@ class MyAttentionModule(AttentionMixer):
         out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
         return out
 
-    # Numbers of a token in the cache.
+    # Numbers per token in the cache.
     @property
     def kept_per_token(self) -> int:
         return self.key.d_out + self.value.d_out
 
-    # First values of its own parameters; those of `Linear` are drawn elsewhere.
+    # Initial values of the module's own parameters; those of `Linear` come from the model's initialisation.
     def reset_parameters(self) -> None:
         nn.init.normal_(self.lambdas, 0.0, 0.1)
 
 
-# 3. The line that joins them.
+# 3. The registration.
 archwright.register(MyAttention, MyAttentionModule)

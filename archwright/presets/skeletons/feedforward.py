@@ -1,10 +1,10 @@
-"""A feed-forward of your own: what a layer computes of each token by itself.
+"""A custom feed-forward: the function that a layer applies to each token separately.
 
 archwright check my_feedforward.py
 archwright train demo model.feedforward.kind=my_feedforward budget=60s --parts my_feedforward.py
 
-Where only the function between the maps is yours, two classes are enough: `class Mine(Gated)` of
-archwright.spec.feedforward with its kind, and archwright.register(Mine, lambda spec: lambda gate, up: gate.sin() * up).
+For another function between the usual maps, derive the options from `Gated` of archwright.spec.feedforward, and use
+archwright.register(Mine, lambda spec: lambda gate, up: gate.sin() * up).
 """
 
 from typing import Any, Literal
@@ -20,8 +20,7 @@ from archwright.spec.choice import AutoWidth, ModelSizes
 from archwright.spec.feedforward import FeedForward
 
 
-# 1. What it is called, and which options it has. Smaller models keep the ratio of an option called hidden_dim to the
-# width by themselves.
+# 1. Name and options. Scaled-down models keep the ratio of hidden_dim to the model's width.
 class MyFeedforward(FeedForward):
     """down(max(0, up(x) + offset)^2), with a learned offset (your paper, year)."""
 
@@ -29,20 +28,20 @@ class MyFeedforward(FeedForward):
     hidden_dim: AutoWidth = Field("auto", examples=[2048])
     """Width of the hidden layer; auto: 4 dim."""
 
-    # The number that stands for each "auto".
+    # Values of "auto" options.
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         return {"hidden_dim": self.width(sizes.dim)}
 
-    # The number of parameters, by which `compare` makes variants equal.
+    # Number of parameters, which `compare` makes equal for all variants.
     def num_parameters(self, dim: int) -> int:
         return 2 * dim * self.width(dim) + self.width(dim)
 
     def width(self, dim: int) -> int:
-        """Return the hidden width as a number."""
+        """Return the hidden width."""
         return 4 * dim if self.hidden_dim == "auto" else self.hidden_dim
 
 
-# 2. What computes it. `Linear` is drawn by the model's initialisation.
+# 2. The module. The model's initialisation draws `Linear`.
 class MyFeedforwardModule(Branch):
     """y = down(max(0, up(x) + offset)^2). Shapes: x and y [..., dim]; offset [hidden_dim]."""
 
@@ -58,10 +57,10 @@ class MyFeedforwardModule(Branch):
         y: Tensor = self.down((hidden + self.offset.to(hidden.dtype)).relu().square())
         return y
 
-    # First values of its own parameters; those of `Linear` are drawn elsewhere.
+    # Initial values of the module's own parameters; those of `Linear` come from the model's initialisation.
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.offset)
 
 
-# 3. The line that joins them.
+# 3. The registration.
 archwright.register(MyFeedforward, MyFeedforwardModule)

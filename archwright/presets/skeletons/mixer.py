@@ -1,9 +1,10 @@
-"""A mixer of your own, which exchanges information between tokens: here a recurrence with a matrix as its state.
+"""A custom mixer, which exchanges information between tokens: here a recurrence with a matrix as its state.
 
 archwright check my_mixer.py
 archwright train demo model.recurrence.kind=my_mixer budget=60s --parts my_mixer.py
 
-With these options it runs in parallel with attention; alone with model.attention.kind=none model.position.kind=none.
+With these options it runs in parallel with attention; model.attention.kind=none model.position.kind=none removes
+attention.
 Documents, padding, texts in pieces and chunks of matrix products work without a change.
 Attention with masks, positions and a cache of keys: archwright new attention FILE.
 """
@@ -23,7 +24,7 @@ from archwright.spec.choice import Count, Width
 from archwright.spec.mixers import Recurrence
 
 
-# 1. Its name and its options. `takes` names what a batch may have besides tokens: the base class respects both.
+# 1. Name and options. `takes` names the inputs of a batch in addition to tokens; the base class respects both.
 class MyMixer(Recurrence):
     """S = d S + k v^T, o = S^T q / sqrt(head_dim), with a learned decay d of each head (Sun et al., 2023, RetNet)."""
 
@@ -35,7 +36,7 @@ class MyMixer(Recurrence):
     """Width of a head's query, key and value."""
 
 
-# 2. The module that computes it. `Linear` is initialised by the model's initialisation, and counted in FLOPs.
+# 2. The module. The model's initialisation draws `Linear`, and FLOPs include it.
 class MyMixerModule(RecurrentMixer):
     """y = out(o). Shapes: x and y [batch, length, dim]; q, k, v and o [batch, length, heads, head_dim]; S
     [batch, heads, head_dim, head_dim]."""
@@ -69,10 +70,10 @@ class MyMixerModule(RecurrentMixer):
         out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
         return out
 
-    # Initial values of its own parameters; those of `Linear` come from the model's initialisation.
+    # Initial values of the module's own parameters; those of `Linear` come from the model's initialisation.
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.logit, 1.0, 5.0)  # decays of 0.73 to 0.993
 
 
-# 3. The line that registers them.
+# 3. The registration.
 archwright.register(MyMixer, MyMixerModule)

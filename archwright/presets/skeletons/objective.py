@@ -1,4 +1,4 @@
-"""An objective of your own: what a model reads of a text, and what it is to predict.
+"""A custom objective: inputs and targets of a text.
 
 archwright check my_objective.py
 archwright train demo objective.kind=my_objective budget=60s --parts my_objective.py
@@ -16,32 +16,31 @@ from archwright.data.objectives import MakeBatch, Vocabulary, next_token
 from archwright.spec.objectives import NextToken, Objective
 
 
-# 1. What it is called, which options it has, and what it declares: here that no token sees what follows it, that a
-# trained model can go on with a text, and that a window of text shares its last token with the next one, as it is
-# only a target. archwright/spec/objectives.py has all that can be declared.
+# 1. Name, options and declarations: here no token sees later tokens, a trained model can continue a text, and windows
+# of text overlap by one token, which is only a target in the first window. archwright/spec/objectives.py has all
+# declarations.
 class MyObjective(Objective):
-    """-ln p(x_(t+1) | x_1 ... x_t) where some of what is read is hidden: word dropout (Bowman et al., 2016, section
-    3.1)."""
+    """-ln p(x_(t+1) | x_1 ... x_t) with some hidden inputs: word dropout (Bowman et al., 2016, section 3.1)."""
 
     kind: Literal["my_objective"] = "my_objective"
     causal: ClassVar[bool] = True
     generates_text: ClassVar[bool] = True
     overlap: ClassVar[int] = 1
     share: float = Field(0.1, ge=0, le=1)
-    """Share of the tokens that are hidden."""
+    """Share of hidden tokens."""
     hidden_token: str = Field("<hidden>", min_length=1)
-    """The special token in their place."""
+    """Special token that replaces them."""
 
-    # The tokenizer gets these.
+    # Special tokens of the tokenizer.
     @property
     def special_tokens(self) -> tuple[str, ...]:
         return (self.hidden_token,)
 
 
-# 2. What makes batches. Whatever is drawn is drawn from the generator: then a batch follows from (seed, step), and a
-# run that is resumed goes on as if it had never stopped.
+# 2. The function that makes batches. Random numbers come only from the generator, so that a batch depends only on
+# (seed, step), and a resumed run repeats it.
 def my_objective(spec: MyObjective, vocabulary: Vocabulary) -> MakeBatch:
-    """Return what makes windows of text into what is read and what is to be predicted."""
+    """Return a function from windows of text to inputs and targets."""
     hidden = vocabulary.special_id(spec.hidden_token, "objective.hidden_token")
     follow = next_token(NextToken(), vocabulary)  # inputs x_1 ... x_n, targets x_2 ... x_(n+1)
 
@@ -57,5 +56,5 @@ def my_objective(spec: MyObjective, vocabulary: Vocabulary) -> MakeBatch:
     return make
 
 
-# 3. The line that joins them.
+# 3. The registration.
 archwright.register(MyObjective, my_objective)

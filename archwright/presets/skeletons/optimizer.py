@@ -1,4 +1,4 @@
-"""An optimizer of your own: options, a torch optimizer, and a function that gives it the parameters.
+"""A custom optimizer: options, a torch optimizer, and a function that builds it.
 
 archwright check my_optimizer.py
 archwright train demo optimizer.kind=my_optimizer budget=60s --parts my_optimizer.py
@@ -15,7 +15,7 @@ from archwright.optim.groups import Parameters, parameter_groups
 from archwright.spec.optimizers import Optimizer
 
 
-# 1. What it is called, and which options it has. `compare` tunes `lr`; a rate that is called otherwise is named with
+# 1. Name and options. `compare` tunes `lr`, or another field with
 # learning_rates: ClassVar[tuple[str, ...]] = ("name",).
 class MyOptimizer(Optimizer):
     """m = momentum m + (1 - momentum) g, then w = w - lr (sign(m) + weight_decay w), with the gradient g (Bernstein et
@@ -25,15 +25,14 @@ class MyOptimizer(Optimizer):
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Share of the mean that the next gradient leaves."""
+    """Share of the mean that a step keeps."""
     weight_decay: float = Field(0.1, ge=0)
-    """Times the learning rate: the share of a weight that a step takes off."""
+    """Decay of weights per step, divided by the learning rate."""
 
 
-# 2. The steps. The schedule changes group["lr"] before each; what the next step needs stands in self.state[w], which
-# is saved with a run.
+# 2. The optimizer. The schedule sets group["lr"] before each step. self.state[w] is saved in checkpoints.
 class MyOptimizerSteps(torch.optim.Optimizer):
-    """Steps against the sign of the mean gradient."""
+    """Steps in the direction of the sign of the mean gradient."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], momentum: float) -> None:
         super().__init__(groups, {"momentum": momentum})
@@ -48,18 +47,18 @@ class MyOptimizerSteps(torch.optim.Optimizer):
                 w.sub_(mean.sign(), alpha=group["lr"])
 
 
-# 3. Which parameters it moves: all, by their roles (matrix, embedding, head, kernel, vector), in as many optimizers as
-# you like. `parameter_groups` decays what multiplies, and no gains and biases.
+# 3. The function that builds optimizers for all parameters, by role: matrix, embedding, head, kernel, vector.
+# `parameter_groups` excludes vectors, such as gains and biases, from weight decay.
 def my_optimizer(
     spec: MyOptimizer,
     by_role: Mapping[Any, Parameters],
     precision: torch.dtype,
     lr_scales: Mapping[str, float],
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers by name; `lr_scales` are factors of the rate by role, which muP asks for."""
+    """Return optimizers by name; `lr_scales` has learning-rate multipliers by role, as in muP."""
     groups = parameter_groups(by_role, spec.lr, spec.weight_decay, lr_scales)
     return {"my_optimizer": MyOptimizerSteps(groups, spec.momentum)}
 
 
-# 4. The line that joins them.
+# 4. The registration.
 archwright.register(MyOptimizer, my_optimizer)

@@ -1,4 +1,4 @@
-"""A position encoding of your own: what it adds to the scores of attention falls with distance.
+"""A custom position encoding: here a bias of attention scores that decreases with distance.
 
 archwright check my_position.py
 archwright train demo model.position.kind=my_position budget=60s --parts my_position.py
@@ -18,23 +18,23 @@ from archwright.parts.masks import AttentionMask
 from archwright.spec.positions import Position
 
 
-# 1. What it is called, and which options it has. There are three ways to be a position, and each is called otherwise:
-#   scores = True     what is added to scores, as here
-#   absolute = True   what is added to the embedding: a module (spec, dim, context_length), called with the layout
-#   neither           what turns queries and keys: best a subclass of archwright.parts.positions.Rotary, whose options
-#                     are a subclass of archwright.spec.positions.RoPE
+# 1. Name and options. There are three types of positions, with different arguments:
+#   scores = True     a bias of scores, as here
+#   absolute = True   an addition to the embedding: a module (spec, dim, context_length), called with the layout
+#   neither           a rotation of queries and keys: a subclass of archwright.parts.positions.Rotary, with options in a
+#                     subclass of archwright.spec.positions.RoPE
 class MyPosition(Position):
-    """score - a_h ln(1 + b_h |q - k|), with two learned numbers of each head (Chi et al., 2022, KERPLE, section 4)."""
+    """score - a_h ln(1 + b_h |q - k|), with two learned numbers per head (Chi et al., 2022, KERPLE, section 4)."""
 
     kind: Literal["my_position"] = "my_position"
     scores: ClassVar[bool] = True
     slope: float = Field(1.0, gt=0)
-    """First value of a and of b."""
+    """Initial value of a and b."""
 
 
-# 2. What computes it. It is made for each layer with attention; `two_way` says whether keys behind a query are seen.
+# 2. The module, built for each layer with attention. `two_way` is True if queries see later keys.
 class MyPositionModule(nn.Module):
-    """Returns the queries as they are, and the bias - a_h ln(1 + b_h |q - k|). Shapes: a and b [num_heads]."""
+    """Return the queries unchanged, and the bias - a_h ln(1 + b_h |q - k|). Shapes: a and b [num_heads]."""
 
     def __init__(
         self, spec: MyPosition, dim: int, num_heads: int, head_dim: int, *, two_way: bool
@@ -48,9 +48,9 @@ class MyPositionModule(nn.Module):
     def forward(
         self, query: Tensor, view: AttentionMask, scale: float
     ) -> tuple[Tensor, ElementwiseBias]:
-        a, b = F.softplus(self.a), F.softplus(self.b)  # both stay positive
+        a, b = F.softplus(self.a), F.softplus(self.b)  # both are positive
 
-        # Called with numbers of heads and positions, whose shapes broadcast.
+        # Arguments: indices of heads, and positions, with shapes that broadcast.
         def value(head: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return -a[head] * torch.log1p(b[head] * (q - k).abs())
 
@@ -58,12 +58,12 @@ class MyPositionModule(nn.Module):
         bias = ElementwiseBias(value, self.num_heads, queries, keys, by_distance=True)
         return query, bias
 
-    # First values. Whatever has parameters has this method; draw with nn.init, which is seeded here.
+    # Initial values. Each module with parameters has this method; functions of nn.init are seeded here.
     def reset_parameters(self) -> None:
         start = math.log(math.expm1(self.slope))  # softplus(start) = slope
         nn.init.constant_(self.a, start)
         nn.init.constant_(self.b, start)
 
 
-# 3. The line that joins them.
+# 3. The registration.
 archwright.register(MyPosition, MyPositionModule)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 import archwright as aw
 from archwright.model.model import Decoder
 from archwright.parts.feedforward import ACTIVATIONS
-from archwright.planning.counts import forward_flops_by_part
+from archwright.planning.cost import forward_flops_by_part
 from archwright.spec import feedforward
 
 KINDS = {

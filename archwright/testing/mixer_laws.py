@@ -3,9 +3,12 @@
 import torch
 from torch import Tensor
 
-from archwright.inspection.laws.case import Case, close, spread
-from archwright.inspection.laws.law import Broken, NotTried
-from archwright.inspection.laws.model_laws import (
+from archwright.model.model import Decoder
+from archwright.parts.context import Context
+from archwright.parts.token_layout import token_layout
+from archwright.testing.case import Case, close, spread
+from archwright.testing.law import Broken, NotTried
+from archwright.testing.model_laws import (
     has_cache,
     has_one_stack,
     longest_prefix,
@@ -14,9 +17,6 @@ from archwright.inspection.laws.model_laws import (
     read_in_pieces,
     wants,
 )
-from archwright.model.model import Decoder
-from archwright.parts.context import Context
-from archwright.parts.token_layout import token_layout
 
 FIRST_PIECES = (3, 259, 1)
 """Lengths of the first pieces of a long sequence: one exceeds 256 tokens, and none ends at a multiple of a chunk."""

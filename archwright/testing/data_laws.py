@@ -11,10 +11,10 @@ from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.data.pair_text import PairBatches, PairText
 from archwright.data.tasks import TASKS, Sampler
-from archwright.inspection.laws.law import Broken
 from archwright.spec.choice import ModelSizes
 from archwright.spec.objectives import Objective
 from archwright.spec.tasks import Task
+from archwright.testing.law import Broken
 from archwright.text.bpe import raw_bytes
 from archwright.text.pairs import FilePairs, Pair
 from archwright.text.tokenizer import Tokenizer

@@ -6,17 +6,17 @@ import torch
 from torch import Tensor, nn
 
 from archwright.catalogue.parameter_counts import parameter_counts
-from archwright.inspection.laws.case import Case, close, spread
-from archwright.inspection.laws.law import Broken, NotTried, reads_back
 from archwright.losses import cross_entropy, pop_aux_losses
 from archwright.model.build import build
 from archwright.model.model import Decoder, Output
 from archwright.optim.groups import without_role
 from archwright.parts.masks import prefix_size
 from archwright.parts.mixers import AttentionMixer, RecurrentMixer
-from archwright.planning.counts import counted
+from archwright.planning.cost import counted
 from archwright.planning.trace import trace
 from archwright.spec.errors import UserError
+from archwright.testing.case import Case, close, spread
+from archwright.testing.law import Broken, NotTried, reads_back
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 CAST = "compute in float32 or wider, and return y.to(x.dtype)"

@@ -1,25 +1,178 @@
-"""Softmax attention: multi-head, grouped-query and multi-query."""
+"""Softmax attention: multi-head, grouped-query and multi-query; base class of attention with a mask."""
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.context import Context
-from archwright.parts.kernels import ScoreMods
+from archwright.parts.kernels import KERNELS, ScoreMods, kernel_of
+from archwright.parts.kernels.scores import Bias, RepeatedKeys
+from archwright.parts.leaves import is_watched
 from archwright.parts.linear import Linear, project, set_blocks
-from archwright.parts.masks import AttentionMask
-from archwright.parts.mixers.base import AttentionMixer, Heads
+from archwright.parts.masks import AttentionMask, max_length
+from archwright.parts.mixers.base import Mixer
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES, SCORE_SCALES, Temperature
 from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS
 from archwright.parts.norms import NORMS
+from archwright.parts.positions import follows_length, rotation
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
 from archwright.parts.tensor_parallel import TensorParallel, parallel_of
-from archwright.spec import attention as spec
+from archwright.spec import attention as specs
+from archwright.spec.masks import Mask
 from archwright.spec.norms import Norm
 from archwright.spec.scores import NoQueryTemperature
+
+Heads = Tensor
+"""[batch, length, heads, head_dim], with the number of heads of queries or of keys and values."""
+
+
+class AttentionMixer(Mixer):
+    """Base class of attention with a mask, positions, a kernel and a KV cache.
+
+    Args:
+        mask: mask from queries to keys.
+        key_dim: width of queries and keys per head.
+        rotary_dim: rotated part of `key_dim`; default: all.
+    """
+
+    has_kernel = True
+
+    def __init__(
+        self,
+        mask: Mask,
+        dim: int,
+        layer: LayerInfo,
+        num_heads: int,
+        *,
+        key_dim: int,
+        rotary_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.mask_differs_by_head = mask.differs_by_head
+        self.pattern = layer.pattern(mask, num_heads)
+        two_way = self.pattern.value.lookahead != 0
+        self.rotary = layer.rotary(rotary_dim or key_dim)
+        self.relative = layer.relative(dim, num_heads, key_dim, two_way=two_way)
+        self.kernel = kernel_of("sdpa")
+
+    @property
+    @abstractmethod
+    def kept_per_token(self) -> int:
+        """Numbers per token in the cache."""
+
+    @property
+    def kept_blocks(self) -> int:
+        """Number of equal blocks by which ranks may split the cache: heads; 1: all heads read all numbers."""
+        return self.num_heads
+
+    def parallel_by_heads(self, per_head: Mapping[str, int], **sizes: int) -> TensorParallel | None:
+        """Return the split by heads; None if the mask or positions need all heads."""
+        position = None if self.relative is None else self.relative.value
+        needs_all = position is not None and parallel_of(position) is None
+        # Angles are computed once for all layers, outside of the split modules.
+        learned = self.rotary is not None and any(True for _ in self.rotary.value.parameters())
+        if self.mask_differs_by_head or needs_all or learned:
+            return None
+        return TensorParallel({"num_heads": self.num_heads, **sizes}, per_head)
+
+    @property
+    def own_position(self) -> nn.Module | None:
+        """Relative position module, if layers do not share it. A mixer registers it as `position`, after its maps."""
+        return None if self.relative is None or self.relative.name else self.relative.value
+
+    @property
+    def generates_indefinitely(self) -> bool:  # type: ignore[override]
+        return self.pattern.value.lookback is not None
+
+    @property
+    def caches_unrotated(self) -> bool:
+        """True if angles depend on the sequence length, so that the cache contains keys before rotation."""
+        return self.rotary is not None and follows_length(self.rotary.value)
+
+    def rotation_of_keys(self, context: Context, mask: AttentionMask) -> Any:
+        """Return the rotation of the new keys, or of all keys if the cache contains unrotated keys."""
+        assert self.rotary is not None
+        if mask.keys_at is mask.layout or not self.caches_unrotated:
+            return context.rotation(self.rotary)
+        return rotation(self.rotary.value, mask.keys_at)
+
+    def rotate_and_cache(
+        self,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        context: Context,
+        mask: AttentionMask,
+        state: KVCache | None,
+        normed: Callable[[Heads, Heads], tuple[Heads, Heads]] | None = None,
+    ) -> tuple[Heads, Heads, Heads]:
+        """Return rotated and normed queries, and all keys and values including the cache."""
+        if self.caches_unrotated:
+            k, v = context.all_keys(state, k, v)
+        if self.rotary is not None:
+            q = self.rotary.value.rotate_query(q, context.rotation(self.rotary))
+            k = self.rotary.value.rotate_key(k, self.rotation_of_keys(context, mask))
+        if normed is not None:
+            q, k = normed(q, k)
+        if not self.caches_unrotated:
+            k, v = context.all_keys(state, k, v)
+        return q, k, v
+
+    def scores(
+        self, query: Heads, key: Heads, mask: AttentionMask, scale: float
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return scale q k^T plus the position bias, -inf for hidden keys, for weights other than softmax."""
+        bias: Bias | None = None
+        if self.relative is not None:
+            query, bias = self.relative.value(query, mask, scale)
+        if mask.pattern.repeats:
+            bias = RepeatedKeys(mask.log_times, bias)
+        added = None if bias is None else bias.block(0, query.shape[1], 0, key.shape[1])
+        key = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+        products = torch.einsum("bqhd,bkhd->bhqk", query, key)  # [batch, heads, queries, keys]
+        return ScoreMods(scale).scores(products, None if mask.is_full else ~mask.dense, added)
+
+    def attend(
+        self, query: Heads, key: Heads, value: Heads, mask: AttentionMask, scores: ScoreMods
+    ) -> Heads:
+        """Return the attention output, computed by the selected kernel."""
+        if mask.pattern.repeats:
+            scores = replace(scores, bias=RepeatedKeys(mask.log_times, scores.bias))
+        return self.kernel.run(query, key, value, mask, scores)
+
+    def new_state(self, batch: int) -> KVCache:
+        return KVCache(max_length(self.pattern.value))
+
+    def state_bytes(self, length: int, itemsize: int) -> int:
+        window = max_length(self.pattern.value)
+        return (length if window is None else min(length, window)) * self.kept_per_token * itemsize
+
+    def prepare(self, context: Context) -> None:
+        self.prepare_mask(context.mask(self.pattern, self.num_heads))
+        if self.rotary is not None:
+            context.rotation(self.rotary)
+
+    def prepare_mask(self, mask: AttentionMask) -> None:
+        """Prepare a mask for the kernel, outside of compiled layers; a trace needs no mask."""
+        if is_watched():
+            return
+        self.kernel.prepare(mask)
+        # A compiled layer only reads the cached property.
+        if mask.pattern.needs_length:
+            _ = mask.text_lengths
+
+    def kernels(self) -> Sequence[str]:
+        return [name for name in KERNELS if name != "flex"] if self.has_kernel else []
+
+    def use_kernel(self, name: str) -> None:
+        self.kernel = kernel_of(name)
 
 
 class SoftmaxAttention(AttentionMixer):
@@ -38,7 +191,7 @@ class SoftmaxAttention(AttentionMixer):
     """
 
     def __init__(
-        self, spec: spec.SoftmaxAttention, dim: int, layer: LayerInfo | None = None
+        self, spec: specs.SoftmaxAttention, dim: int, layer: LayerInfo | None = None
     ) -> None:
         layer, sizes = layer or LayerInfo(), spec.heads(dim)
         num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
@@ -147,6 +300,7 @@ class SoftmaxAttention(AttentionMixer):
         if self.key is None:
             q, k, v = self._with_shared_keys(projected[0], context)
         else:
+            # q, k, v = W_q x, W_k x, W_v x by head, q and k rotated
             q, k, v = self._with_own_keys(projected, x, context, mask, state)
         q = self._apply_query_temperature(q, mask)
         bias = None
@@ -155,11 +309,13 @@ class SoftmaxAttention(AttentionMixer):
         dropout = self.spec.dropout if self.training else 0.0
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         mods = ScoreMods(self.scale, dropout, softcap, bias, self.sinks)
-        mixed = self.attend(q, k, v, mask, mods)  # [batch, length, heads, value_dim]
+        # softmax(scale q k^T) v: [batch, length, heads, value_dim]
+        mixed = self.attend(q, k, v, mask, mods)
         if self.gate is not None:
             # One gate for each head or each value: [batch, length, heads, 1 or value_dim].
             mixed = mixed * torch.sigmoid(projected[-1]).view(*mixed.shape[:3], -1)
-        out: Tensor = self.out(self.out_norm(mixed.flatten(-2)))  # [batch, length, dim]
+        # W_o mixed: [batch, length, dim]
+        out: Tensor = self.out(self.out_norm(mixed.flatten(-2)))
         return out
 
     def _norm_of_heads(self, norm: Norm, num_heads: int) -> nn.Module:

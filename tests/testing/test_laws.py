@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from archwright import testing as laws
 from archwright.cli.new_verb import FOLDER
-from archwright.inspection import laws
-from archwright.inspection.laws import Law, about, check_file
 from archwright.spec.errors import UserError
 from archwright.spec.norms import Norm
+from archwright.testing import Law, about, check_file
 from tests.outside.test_contributing import FILES
 from tests.tiny import ROOT
 

@@ -1,8 +1,8 @@
 """Laws of attention masks: optional members of a pattern agree with `visible`."""
 
-from archwright.inspection.laws.case import Case
-from archwright.inspection.laws.law import Broken
 from archwright.parts.masks import MaskPattern, pairs, visible_block
+from archwright.testing.case import Case
+from archwright.testing.law import Broken
 
 LENGTHS = (1, 2, 13, 150)
 """Document lengths, one of them longer than a block of 128 queries."""

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from archwright.checkpoint import load, save
-from archwright.inspection.laws.law import Broken
 from archwright.optim import build_optimizers, learning_rate, set_learning_rates
 from archwright.optim.groups import Optimizers
 from archwright.spec.optimizers import Optimizer
 from archwright.spec.schedules import Schedule
+from archwright.testing.law import Broken
 
 STEPS = 20
 LENGTHS = (1, 100, 100.5)

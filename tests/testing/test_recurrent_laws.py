@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from archwright.inspection.laws import check_file
-from tests.inspection.test_laws import checked_apart
+from archwright.testing import check_file
+from tests.testing.test_laws import checked_apart
 
 pytestmark = [pytest.mark.usefixtures("visitors"), pytest.mark.slow]
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from archwright.inspection.laws.case import ROWS, Case
-from archwright.inspection.laws.law import Broken
-from archwright.inspection.laws.model_laws import CAST, DTYPES
+from archwright.testing.case import ROWS, Case
+from archwright.testing.law import Broken
+from archwright.testing.model_laws import CAST, DTYPES
 
 ALL_DTYPES = {**DTYPES, "float16": torch.float16}
 

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from archwright.catalogue.axes import BASE, asks_of
-from archwright.inspection.laws import (
+from archwright.plugins import choices_of, load_parts_file
+from archwright.spec.choice import Choice
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load
+from archwright.spec.scale_down import scaled_down
+from archwright.testing import (
     data_laws,
     mask_laws,
     mixer_laws,
@@ -15,18 +20,13 @@ from archwright.inspection.laws import (
     norm_laws,
     optimizer_laws,
 )
-from archwright.inspection.laws.case import Case as Case
-from archwright.inspection.laws.law import Broken as Broken
-from archwright.inspection.laws.law import Finding as Finding
-from archwright.inspection.laws.law import Law as Law
-from archwright.inspection.laws.law import Laws, choice_returns, tried
-from archwright.inspection.laws.law import NotTried as NotTried
-from archwright.inspection.laws.law import about as about
-from archwright.plugins import choices_of, load_parts_file
-from archwright.spec.choice import Choice
-from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import load
-from archwright.spec.scale_down import scaled_down
+from archwright.testing.case import Case as Case
+from archwright.testing.law import Broken as Broken
+from archwright.testing.law import Finding as Finding
+from archwright.testing.law import Law as Law
+from archwright.testing.law import Laws, choice_returns, tried
+from archwright.testing.law import NotTried as NotTried
+from archwright.testing.law import about as about
 
 _BUILT = (model_laws.builds,)
 _REPEATS = (model_laws.builds, model_laws.nothing_is_drawn_outside_training)

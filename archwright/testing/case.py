@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archwright.inspection.laws.law import Broken, NotTried
 from archwright.model import build
 from archwright.model.model import Decoder, Output
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.testing.law import Broken, NotTried
 
 ROWS = 2
 LONGEST = 12
