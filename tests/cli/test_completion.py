@@ -18,7 +18,6 @@ import pytest
 from archwright.cli import completion, explain_verb
 from archwright.cli.listings import listing
 from archwright.cli.main import VERBS, main
-from archwright.inspection import explain
 from archwright.spec.choice import Choice
 from archwright.spec.masks import Mask
 from archwright.spec.model_spec import ModelSpec
@@ -171,7 +170,7 @@ def test_what_can_be_explained(monkeypatch: pytest.MonkeyPatch, complete: Comple
     assert complete("explain gq") == ["gqa"]
     assert {*complete("explain mask.w")} == {f"mask.{k}" for k in Mask.kinds if k[0] == "w"}
     monkeypatch.setattr(explain_verb, "_of_kind", lambda section, kind: ([], []))
-    monkeypatch.setattr(explain, "numbers_of_option", lambda name: [])
+    monkeypatch.setattr(explain_verb, "_numbers", lambda name: [])
     known = listing("choices")
     for word in {*complete("explain "), *complete("explain norm.")}:
         assert list(explain_verb._explanations(word, known)), word
