@@ -1,5 +1,6 @@
 """Every preset scaled down keeps its choices, learns, and obeys the laws that hold for any model."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from archwright.spec.overrides import flatten
 from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.rules import enforce
 from archwright.testing.law import NotTried
+from docs._make.lecture import table
 from tests.laws.laws import LAWS, Case
 from tests.laws.test_two_stacks import LAWS as TWO_STACK_LAWS
 from tests.laws.test_two_stacks import Texts
@@ -59,6 +61,9 @@ def lesson(objective: Objective, step: int) -> Batch:
 
 DISTINCT = list({small(name).hash(): name for name in reversed(NAMES)}.values())
 """One of those that are the same once they are tiny, as most sizes of a family are."""
+
+LECTURE = [row.preset for row in table() if row.preset in NAMES]
+"""Models of the lecture's table that can be built."""
 
 ALL_LAWS = int(os.environ.get("COMPOSITIONS", "0")) >= 1000
 
@@ -130,6 +135,23 @@ def test_a_tiny_model_learns(name: str) -> None:
 def test_a_tiny_model_of_a_wide_one_learns_as_fast(name: str) -> None:
     """Their logits have factors for their width, with which small ones keep to the loss of the first step."""
     assert losses_of(name, 12)[-1] < 2
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(fast=2)
+@pytest.mark.parametrize(
+    "name", [*LECTURE, "longformer-base", "led-base", "reformer", "grok-1", "dclm-7b"]
+)
+def test_a_tiny_model_of_the_lecture_begins_at_guessing_and_learns_tokens(name: str) -> None:
+    """From near ln V to below the middle between that and the entropy of the targets, by its own objective."""
+    guess, losses = math.log(256), losses_of(name, 60)
+    objective = load_run(name).objective
+    targets = np.concatenate([np.ravel(lesson(objective, step).targets) for step in range(30)])
+    counts = np.bincount(targets[targets >= 0])
+    shares = counts[counts > 0] / counts.sum()
+    entropy = -float((shares * np.log(shares)).sum())
+    assert losses[0] == pytest.approx(guess, abs=0.9)
+    assert sum(losses[-4:]) / 4 < (guess + entropy) / 2
 
 
 def losses_of(name: str, steps: int) -> list[float]:
