@@ -7,7 +7,7 @@ import pytest
 
 from docs._make.course import FOLDER, Block, blocks, differences, pages, run
 from docs._make.figures.__main__ import drawings
-from docs._make.lecture import VERDICT, anchor
+from docs._make.lecture import VERDICT
 from tests.commands import commands, linked_files, read
 
 PAGES = pages()
