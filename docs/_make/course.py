@@ -39,9 +39,9 @@ MEASURED = r"(?:s|ms|µs|us|min|h|seconds|minutes|hours|tokens/s|steps/s|GB/s|[k
 NUMBER = re.compile(rf"(?<![\w.])[-+−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(\s?k?{MEASURED}\b)?")
 
 BLOCK = re.compile(
-    r"^```(?P<language>python|sh)\n(?P<code>.*?)^```\n\n"
-    r"(?:<!-- (?P<seconds>\d+) s, (?P<date>[\d-]+) -->\n)?```text\n(?P<output>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
+    r"^```(?P<language>python|sh)\n(?P<code>(?:(?!```).*\n)*)```\n\n"
+    r"(?:<!-- (?P<seconds>\d+) s, (?P<date>[\d-]+) -->\n)?```text\n(?P<output>(?:(?!```).*\n)*)```$",
+    re.MULTILINE,
 )
 FOOTER = re.compile(r"^\*Recorded on .*\*\n", re.MULTILINE)
 
