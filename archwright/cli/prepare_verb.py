@@ -76,12 +76,15 @@ def _nothing_to_do(data: "DataSpec") -> str:
 def _print(material: "Material", seconds: float) -> None:
     from archwright.data.store import TokenStore
 
-    rows = [["", "tokens", "documents", "text", "folder"]]
+    rows = [["", "tokens", "documents", "text", "bytes per token", "folder"]]
     for name, store in (("training", material.train), ("held out", material.held_out)):
         assert isinstance(store, TokenStore), "tasks and pairs were answered before"
-        numbers = [exact(len(store)), exact(store.num_documents), size(store.num_bytes)]
+        ratio = f"{store.num_bytes / max(1, len(store)):.2f}"
+        numbers = [exact(len(store)), exact(store.num_documents), size(store.num_bytes), ratio]
         rows.append([name, *numbers, str(store.folder)])
-    print("\n".join(columns(rows, right=(1, 2, 3))))  # without wrapping, to keep paths in one piece
+    print(
+        "\n".join(columns(rows, right=(1, 2, 3, 4)))
+    )  # without wrapping, to keep paths in one piece
     skipped = material.num_skipped
     left_out = f"; {skipped} files were skipped, as they are not text" if skipped else ""
     print(

@@ -17,6 +17,7 @@ from archwright.parts.linear import Embedding, GroupedLinear, Linear
 from archwright.parts.norms import NORMS
 from archwright.parts.registry import Registry
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.optimizers import SGD as SGDSpec  # noqa: N811
 from archwright.spec.optimizers import AdamW as AdamWSpec
 from archwright.spec.optimizers import Muon as MuonSpec
 from archwright.spec.optimizers import Optimizer as OptimizerSpec
@@ -179,6 +180,17 @@ def _adamw(
     return {"adamw": _fused_adamw(by_role, spec.lr, spec, lr_scales)}
 
 
+def _sgd(
+    spec: SGDSpec,
+    by_role: Mapping[Role, Parameters],
+    precision: torch.dtype,
+    lr_scales: Mapping[str, float],
+) -> Optimizers:
+    """w = w - lr M, M = momentum M + g + weight_decay w, for all roles; muP's rates are for AdamW and not applied."""
+    groups = parameter_groups(by_role, spec.lr, spec.weight_decay, {})
+    return {"sgd": torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum)}
+
+
 def _muon(
     spec: MuonSpec,
     by_role: Mapping[Role, Parameters],
@@ -224,7 +236,7 @@ OPTIMIZERS = Registry(
     OptimizerSpec,
     "(spec, by_role, precision, lr_scales)",
     dict,
-    {AdamWSpec: _adamw, MuonSpec: _muon},
+    {AdamWSpec: _adamw, MuonSpec: _muon, SGDSpec: _sgd},
 )
 """Factories of torch optimizers by name, which together update every parameter.
 Arguments: named parameters by role, dtype of matmuls, and learning-rate scales by role for optimizers with updates

@@ -69,6 +69,20 @@ class AdamW(Optimizer):
     """Weight decay coefficient; a step removes the share lr weight_decay of a weight."""
 
 
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum: M = momentum M + g + weight_decay w, w = w - lr M (Robbins and Monro,
+    1951; Sutskever et al., 2013). Updates are proportional to gradients, so that rates are far above AdamW's."""
+
+    kind: Literal["sgd"] = "sgd"
+    can_shard: ClassVar[bool] = True
+    lr: float = Field(0.1, gt=0)
+    """Peak learning rate."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """Decay per step of the running sum M of gradients; 0: the gradient itself."""
+    weight_decay: float = Field(0.0, ge=0, le=1e6)
+    """Weight decay coefficient of matrices; a step removes the share lr weight_decay of a weight."""
+
+
 class Muon(Optimizer):
     """Orthogonalized momentum for hidden matrices: W = (1 - lr weight_decay) W - lr 0.2 sqrt(max(d_out, d_in)) U V^T,
     with U S V^T the singular value decomposition of the momentum (Jordan et al., 2024, Muon); AdamW for the rest."""

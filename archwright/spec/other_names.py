@@ -81,6 +81,7 @@ CHOICES = {
     "xavier": "init.glorot",
     "mup": "init.mup",
     "adam": "optimizer.adamw",
+    "stochastic gradient descent": "optimizer.sgd",
     "mlm": "objective.masked_tokens",
     "nsp": "objective.segments",
 }

@@ -14,7 +14,7 @@ import tokenizers
 from numpy.typing import ArrayLike, NDArray
 
 from archwright.spec.errors import UserError, nearest
-from archwright.text.bpe import WORDS, bpe_of, byte_names, fast_encoding, merges_of
+from archwright.text.bpe import GPT_2_WORDS, WORDS, bpe_of, byte_names, fast_encoding, merges_of
 from archwright.text.chunking import pieces, split_at
 from archwright.text.companions import (
     CONFIG,
@@ -117,6 +117,30 @@ class Tokenizer:
         with library_errors("pattern"):
             inner = bpe_of(vocab, merges, special_tokens, pattern)
         return cls(inner, special_tokens[0])
+
+    @classmethod
+    def from_files(
+        cls,
+        vocab: Path | str,
+        merges: Path | str,
+        special_tokens: Sequence[str] = ("<|endoftext|>",),
+        pattern: str = GPT_2_WORDS,
+    ) -> "Tokenizer":
+        """Build a byte-level BPE from GPT-2's vocab.json and merges.txt; see `from_bpe`.
+
+        Raises:
+            UserError: A missing or malformed file.
+        """
+        with library_errors(f"{vocab}, {merges}"):
+            ids, pairs = tokenizers.models.BPE.read_file(str(vocab), str(merges))
+            byte_of = {name: byte for byte, name in byte_names().items()}
+
+            def content(token: str) -> bytes:
+                return bytes(byte_of[character] for character in token)
+
+            contents = {i: content(token) for token, i in ids.items()}
+            ordered = [(content(left), content(right)) for left, right in pairs]
+        return cls.from_bpe(contents, ordered, special_tokens, pattern)
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":

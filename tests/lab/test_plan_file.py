@@ -76,6 +76,15 @@ def test_a_plan_is_json_for_programs_and_says_that_so_few_steps_tell_nothing(
     assert "  2 steps a run are too few to answer: give 500 or more" in capsys.readouterr().out
 
 
+def test_batch_sizes_are_compared_on_equal_tokens(place: Path) -> None:
+    given = words("text.txt", ":batch_size=16")  # the baseline has 4
+    asked = plan(*given, out="new", **ASKED | {"budget": "64steps"})
+    runs = [arm.run for arm in asked.arms.values()]
+    assert [(run.batch_size, run.machine.num_steps) for run in runs] == [(4, 64), (16, 16)]
+    assert [asked.steps_of(name, 0.25) for name in asked.arms] == [16, 4]
+    assert len({run.machine.num_steps * run.tokens_per_step for run in runs}) == 1
+
+
 def test_a_plan_is_read_as_it_was_written(study: Path) -> None:
     record = plan_file.read(study)
     assert record.steps == 2

@@ -18,6 +18,7 @@ from archwright.parts.norms import RMSNorm
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import RMSNorm as RMSNormSpec
+from archwright.spec.optimizers import SGD as SGDSpec  # noqa: N811
 from archwright.spec.optimizers import AdamW as AdamWSpec
 from archwright.spec.optimizers import Muon as MuonSpec
 from archwright.spec.optimizers import Optimizer as OptimizerSpec
@@ -265,3 +266,22 @@ def test_rates_of_a_model_are_those_of_adamw_and_leave_the_decay_alone():
 def test_rows_of_a_norm_are_vectors():
     model = nn.ModuleDict({"norm": RMSNorm(RMSNormSpec(), 8, 4)})
     assert roles(model) == {"norm.weight": "vector"}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_steps_against_the_gradient(momentum: float) -> None:
+    """As the formula in float64, with decay of matrices only."""
+    model = small().double()
+    optimizers = build_optimizers(model, SGDSpec(lr=0.5, momentum=momentum, weight_decay=0.01))
+    decayed = {n for n, role in roles(model).items() if role != "vector"}
+    expected = {n: p.detach().clone() for n, p in model.named_parameters()}
+    sums = {n: torch.zeros_like(p) for n, p in expected.items()}
+    for _ in range(3):
+        model(torch.arange(16)[None]).logits.square().mean().backward()
+        for n, p in model.named_parameters():
+            sums[n] = momentum * sums[n] + p.grad + 0.01 * (n in decayed) * expected[n]
+            expected[n] = expected[n] - 0.5 * sums[n]
+        optimizers["sgd"].step()
+        optimizers["sgd"].zero_grad()
+        for n, p in model.named_parameters():
+            torch.testing.assert_close(p.detach(), expected[n], rtol=1e-12, atol=1e-12)

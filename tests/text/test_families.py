@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from archwright.text.bpe import GPT_2_WORDS, raw_bytes
+from archwright.text.bpe import GPT_2_WORDS, byte_names, raw_bytes, spelled
 from archwright.text.foreign import parse
 from archwright.text.tokenizer import Tokenizer
 from tests.text.families import FAMILIES, TEXT
@@ -77,3 +77,22 @@ def test_gpt_2_splits_contractions() -> None:
         assert kept.encode(text).tolist() == theirs.encode(text).tolist()
     with pytest.raises(ValueError, match=r"^pattern: "):
         Tokenizer.from_bpe(vocab, merges, pattern="(")
+
+
+def test_gpt_2s_files_are_read(tmp_path: Path) -> None:
+    bytes_of = raw_bytes(["<|endoftext|>"]).get_vocab_size() - 1
+    vocab = dict(enumerate([*(bytes([b]) for b in range(bytes_of)), b" t", b" th", b"\xc3\xa9"]))
+    merges = [(b" ", b"t"), (b" t", b"h"), (b"\xc3", b"\xa9")]
+    names = byte_names()
+    words = {spelled(content, names): i for i, content in vocab.items()}
+    lines = [" ".join(spelled(part, names) for part in pair) for pair in merges]
+    (tmp_path / "vocab.json").write_text(json.dumps(words), "utf-8")
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *lines, ""]), "utf-8")
+    files = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    tokenizer = Tokenizer.from_files(*files)
+    assert (
+        tokenizer.fingerprint == Tokenizer.from_bpe(vocab, merges, pattern=GPT_2_WORDS).fingerprint
+    )
+    assert tokenizer.decode(tokenizer.encode("caf\u00e9 the")) == "caf\u00e9 the"
+    with pytest.raises(ValueError, match=r"none\.json, "):
+        Tokenizer.from_files(tmp_path / "none.json", files[1])

@@ -107,7 +107,7 @@ class Plan:
         """Return the seconds of a variant's run, of a share of the steps, or for tuning."""
         has_curve = not (tunes or share < 1)
         tokens = evaluated(self.baseline.run, self.evaluation_tokens, has_curve=has_curve)
-        return self.costs[name].run(self.steps_of(share), tokens)
+        return self.costs[name].run(self.steps_of(name, share), tokens)
 
     def tunes(self, seed: int) -> bool:
         """True if a seed tunes learning rates and is not compared."""
@@ -134,15 +134,15 @@ class Plan:
         """Return a run of the study, or its version of a share of the steps."""
         run = with_lr(self.arms[name].run, self.lr(name, k)).model_copy(update={"seed": seed})
         if share < 1:
-            run = of_steps(run, self.steps_of(share), share)
+            run = of_steps(run, self.steps_of(name, share), share)
         if share < 1 or self.tunes(seed):  # only the final loss is used
             at_the_end = run.evaluate.model_copy(update={"every": run.machine.num_steps})
             run = run.model_copy(update={"evaluate": at_the_end})
         return run
 
-    def steps_of(self, share: float) -> int:
-        """Return a share of the steps, at least 1."""
-        return max(1, round(share * self.steps))
+    def steps_of(self, name: str, share: float = 1.0) -> int:
+        """Return the steps of a variant for a share of the tokens, at least 1."""
+        return max(1, round(share * self.tokens_per_run / self.arms[name].run.tokens_per_step))
 
     def variants(self) -> list[Variant]:
         """Return a description of each variant."""

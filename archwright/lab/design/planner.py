@@ -115,7 +115,11 @@ class Planner:
             except UserError:  # slower than its FLOPs predict
                 if size == sizes[-1]:
                     raise
-        done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
+        step = next(iter(found.values())).run.tokens_per_step
+        done = {  # all on the same number of tokens
+            name: replace(arm, run=_with_steps(arm.run, _steps_on(steps * step, arm.run)))
+            for name, arm in found.items()
+        }
         decided = (workers, steps, self.evaluation_tokens, costs)
         return Plan(self.study, done, self.decisions, *decided)
 
@@ -306,7 +310,8 @@ class Planner:
         fixed = sum(
             curves * cost.run(0, whole) + ends * cost.run(0, at_the_end) for cost in costs.values()
         )
-        step = sum(cost.step for cost in costs.values()) * _wholes(self.study)
+        relative = {n: run.tokens_per_step / arm.run.tokens_per_step for n, arm in found.items()}
+        step = sum(cost.step * relative[n] for n, cost in costs.items()) * _wholes(self.study)
         fixed, step = fixed / workers, step / workers
         planning = time.monotonic() - self.started + ENDING
         steps = int((seconds * USED - planning - fixed) / step)
@@ -370,6 +375,11 @@ def _judged_by_bytes(run: RunSpec, windows: Windows) -> RunSpec:
         "final_max_bytes": windows.num_bytes,
     }
     return run.model_copy(update={"evaluate": run.evaluate.model_copy(update=update)})
+
+
+def _steps_on(tokens: int, run: RunSpec) -> int:
+    """Return the steps of a run on a number of tokens, at least 1."""
+    return max(1, round(tokens / run.tokens_per_step))
 
 
 def _with_steps(run: RunSpec, steps: int) -> RunSpec:

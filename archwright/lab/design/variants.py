@@ -28,6 +28,7 @@ VARIED = (
     "model",
     "optimizer",
     "schedule",
+    "batch_size",
     "max_grad_norm",
     "z_loss",
     "label_smoothing",

@@ -22,7 +22,7 @@ def multiplier_of(effect: Effect, execution: Execution) -> Multiplier | None:
     return multiplier(
         effect,
         shares,
-        [plan.steps_of(share) * base.run.tokens_per_step for share in (*shares, 1.0)],
+        [plan.steps_of(base.name, share) * base.run.tokens_per_step for share in (*shares, 1.0)],
         execution.curves(base.name),
         execution.curves(effect.variant),
         base.counts.flops_per_token / arm.counts.flops_per_token,

@@ -75,7 +75,7 @@ def left(runner: Runner, running: Mapping[Cell, RunFolder]) -> str:
 
 
 def _done(runner: Runner, cell: Cell, folder: RunFolder) -> float:
-    return last_step(folder) / runner.plan.steps_of(cell.share)
+    return last_step(folder) / runner.plan.steps_of(cell.variant, cell.share)
 
 
 def last_step(folder: RunFolder) -> int:

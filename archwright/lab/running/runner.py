@@ -144,7 +144,7 @@ class Runner(ABC):
             for cell, run in self.results.items()
             if cell.variant == name and run.seconds > 0
         ]
-        overhead = estimated - self.plan.costs[name].step * self.plan.steps_of(share)
+        overhead = estimated - self.plan.costs[name].step * self.plan.steps_of(name, share)
         return statistics.fmean(took) * share + max(0.0, overhead) if len(took) > 2 else estimated
 
     def _plans_anew(self, workers: Workers, wanted: Collection[Cell]) -> bool:

@@ -9,6 +9,21 @@ from archwright.parts.leaves import leaf
 from archwright.parts.masks import AttentionMask
 
 
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v, without heads, positions or a mask of its own.
+
+    Shapes: q [..., t, d], k [..., s, d], v [..., s, e], mask [..., t, s]: True if a query may attend to a key. The
+    softmax is computed in float32 or float64.
+    Source: Vaswani et al., 2017, equation 1.
+    """
+    hidden = None if mask is None else ~mask
+    # [..., t, s]
+    weights = ScoreMods(scale=query.shape[-1] ** -0.5).weights(query @ key.mT, hidden, None)
+    return weights.to(value.dtype) @ value
+
+
 @leaf(costs.eager)
 def eager(
     query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, scores: ScoreMods
