@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from archwright.training.evaluation import evaluate_text as evaluate_text
     from archwright.training.loop import DivergedError as DivergedError
     from archwright.training.profiling import profile as profile
-    from archwright.training.train import Stopped as Stopped
+    from archwright.training.program import Stopped as Stopped
     from archwright.training.train import resume as resume
     from archwright.training.train import train as train
 
@@ -78,7 +78,7 @@ _HOMES = {
     "Probes": "archwright.inspection.probes",
     "RunSpec": "archwright.spec.run_spec",
     "StopTraining": "archwright.training.callbacks",
-    "Stopped": "archwright.training.train",
+    "Stopped": "archwright.training.program",
     "StudySpec": "archwright.spec.study_spec",
     "UserError": "archwright.spec.errors",
     "build": "archwright.model.build",

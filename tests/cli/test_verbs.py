@@ -603,7 +603,8 @@ def test_a_word_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in text
     assert "position: rope" in out(capsys, "explain", "position.rope")
     gqa = out(capsys, "explain", "GQA")
-    assert gqa.startswith("attention.num_kv_heads\n")
+    assert gqa.startswith("GQA, MQA\n")
+    assert "\nattention.num_kv_heads\n" in gqa
     assert "524 kB" in gqa
     assert out(capsys, "explain", "layernorm").startswith("norm: layer\n")
 
