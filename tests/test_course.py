@@ -1,5 +1,6 @@
 """Pages of docs/course print what they record, and each of their statements has a verdict."""
 
+import platform
 import re
 from pathlib import Path
 
@@ -16,6 +17,9 @@ SOURCE = re.compile(r"^\*(Slides?|Notes?|Assignment)\b.*\*$", re.MULTILINE)
 SLIDES = re.compile(r"[Ss]lides? (\d+)(?: (?:to|and) (\d+))?")
 WITHOUT_CLAIMS = {1, 2, 3, 4, 20, 30, 36, 43, 46, 47, 62, 63, 64, 65, 66, 67, 68}
 """Slides with titles, summaries and references."""
+
+OWN_SOURCE = re.compile(r"stdlib|os\.__file__")
+"""What blocks that train on Python's library have."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,18 +38,24 @@ def statements(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_quick_blocks_print_what_is_recorded(page: Path) -> None:
-    recorded = blocks(text_of(page))
-    printed = list(run(recorded, is_quick=True))
-    assert [d for a, b in zip(recorded, printed, strict=True) for d in differences(a, b)] == []
+    check(page, is_quick=True)
 
 
 @pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_all_blocks_print_what_is_recorded(page: Path) -> None:
-    recorded = blocks(text_of(page))
-    printed = list(run(recorded))
-    assert [d for a, b in zip(recorded, printed, strict=True) for d in differences(a, b)] == []
+    check(page, is_quick=False)
+
+
+def check(page: Path, *, is_quick: bool) -> None:
+    text = text_of(page)
+    if OWN_SOURCE.search(text) and f"Python {platform.python_version()}.*" not in text:
+        pytest.skip("trained on Python's own source, and recorded with another Python")
+    recorded = blocks(text)
+    printed = list(run(recorded, is_quick))
+    found = [d for a, b in zip(recorded, printed, strict=True) for d in differences(a, b)]
+    assert not found, f'run `make course ARGS="{page.stem}"`'
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -50,7 +50,7 @@ def test_it_makes_what_training_reads_and_says_where(
 ) -> None:
     words = ("modern", f"data.text={text}", "data.tokenizer.vocab_size=300")
     lines = prepared(capsys, *words)
-    assert lines[0].split() == "tokens documents text bytes per token folder".split()
+    assert lines[0].split() == ["tokens", "documents", "text", "bytes", "per", "token", "folder"]
     assert re.fullmatch(r"training +[\d,]+ +3 +[\d.]+ kB +\d\.\d\d +/.*", lines[1])
     assert re.fullmatch(r"held out +[\d,]+ +1 +[\d.]+ kB +\d\.\d\d +/.*", lines[2])
     assert re.fullmatch(r"tokenizer of 300 tokens; ready after .*s", lines[-1])
