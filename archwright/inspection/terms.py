@@ -13,7 +13,7 @@ from archwright.losses import cross_entropy
 from archwright.model import build
 from archwright.optim import clip_gradients, learning_rate
 from archwright.spec.read import load
-from archwright.spec.schedules import Cosine
+from archwright.spec.run_spec import RunSpec
 from archwright.text.bpe_training import train_bpe
 from archwright.text.tokenizer import Tokenizer
 
@@ -121,7 +121,8 @@ def aspect_ratio() -> Numbers:
 def warm_up() -> Numbers:
     """Tabulate a warm-up of ten steps."""
     steps = (0, 1, 4, 9, 10, 100, 500, 999)
-    rates = [learning_rate(Cosine(warmup=10), step, 1000) for step in steps]
+    schedule = RunSpec(model=small()).override("schedule.warmup=10").schedule
+    rates = [learning_rate(schedule, step, 1000) for step in steps]
     return Numbers(
         "Share of the peak learning rate, warm-up of 10 steps, then a cosine to step 1,000:",
         [("step", *map(str, steps)), ("rate", *(f"{rate:.4g}" for rate in rates))],

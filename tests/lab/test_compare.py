@@ -343,7 +343,7 @@ def test_choices_from_outside_are_compared_and_asked_for_again(place: Path) -> N
     file = place / "centered_norm.py"
     shutil.copy(Path(__file__).parents[1] / "outside" / "centered_norm.py", file)
     (place / "my_optimizers.py").write_text(FILES["my_optimizers.py"], "utf-8")
-    changes = (":norm.kind=centered", ":optimizer.kind=sgd")
+    changes = (":norm.kind=centered", ":optimizer.kind=heavy_ball")
     asked = [*words("text.txt", *changes), "--budget", "20steps", "--seeds", "2"]
     asked += ["--no-early-stopping"]
     asked += ["--evaluation-tokens", "2048", "--no-tune-lr", "--out", "outside"]
@@ -351,7 +351,7 @@ def test_choices_from_outside_are_compared_and_asked_for_again(place: Path) -> N
     done = archwright("compare", *asked, *parts, cwd=place)
     assert done.returncode == 0, done.stderr
     assert "norm.kind=centered" in done.stdout
-    assert "optimizer.kind=sgd" in done.stdout
+    assert "optimizer.kind=heavy_ball" in done.stdout
     with (place / "outside" / "runs.csv").open(newline="", encoding="utf-8") as rows:
         assert all(
             f"--parts {file} --parts my_optimizers.py" in row["command"]

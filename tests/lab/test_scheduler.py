@@ -40,7 +40,7 @@ def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Exe
         costs={name: SimpleNamespace(step=seconds / 100) for name in ("modern", "b")},
         run_seconds=lambda name, share=1.0, tunes=False: seconds * share,
         tunes=lambda seed: seed in study.tuning_seed_numbers,
-        steps_of=lambda share: round(100 * share),
+        steps_of=lambda name, share: round(100 * share),
     )
     return Execution(plan, Path("study"), Path("runs"))  # type: ignore[arg-type]
 

@@ -71,9 +71,9 @@ def test_the_norm_may_stand_for_each_head(tmp_path: Path) -> None:
 def test_the_optimizer_has_a_learning_rate_to_tune(tmp_path: Path) -> None:
     (tmp_path / "my_optimizers.py").write_text(FILES["my_optimizers.py"], "utf-8")
     load_parts_file(tmp_path / "my_optimizers.py")
-    sgd = Optimizer.kinds["sgd"]()
-    assert isinstance(sgd, Optimizer)
-    assert sgd.with_peak_lr(0.5).peak_lr == 0.5
+    ball = Optimizer.kinds["heavy_ball"]()
+    assert isinstance(ball, Optimizer)
+    assert ball.with_peak_lr(0.5).peak_lr == 0.5
 
 
 def test_files_outside_have_as_many_lines_as_the_table_says() -> None:

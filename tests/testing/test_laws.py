@@ -83,7 +83,7 @@ TEXTS = (
     | {"schedule": SCHEDULE, "task": TASK}
 )
 
-ROLES = '        self.roles = {"lambdas": "vector"}  # not to be made orthogonal by Muon\n'
+ROLES = '        self.roles = {"lambdas": "vector"}  # excluded from Muon\n'
 
 
 def scan(*lines: str) -> tuple[str, dict[str, str]]:
@@ -308,7 +308,7 @@ def test_weights_offered_in_comments_keep_every_law(weights: str, tmp_path: Path
     text = STARTS["attention"]
     assert f"return {VARIANTS[weights]}" in text
     body = text[text.index("        q1, k1, q2, k2 =") : text.index("    def forward")]
-    reset = text[text.index("    # First values") : text.index("# 3.")]
+    reset = text[text.index("    # Initial values") : text.index("# 3.")]
     lambdas = "        self.lambdas = nn.Parameter(torch.empty(4, self.d))  # q1, k1, q2, k2\n"
     changes = {
         "maps = 2": "maps = 1",

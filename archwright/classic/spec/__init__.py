@@ -1,5 +1,7 @@
 """Specs of special choices; importing this package adds them to their axes."""
 
+import archwright.spec.rules  # isort: skip  # all other choices first, whatever is imported before
+
 from archwright.classic.spec import axial as axial
 from archwright.classic.spec import big_bird as big_bird
 from archwright.classic.spec import disentangled as disentangled
