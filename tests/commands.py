@@ -168,5 +168,6 @@ def _choices() -> Any:
 
 def linked_files(page: Path) -> list[Path]:
     """Return the files that a page links to."""
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     return [(page.parent / link).resolve() for link in links]

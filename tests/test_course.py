@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib import pyplot as plt
 
 from docs._make.course import FOLDER, WIDTH, Block, blocks, differences, pages, run
 from docs._make.figures.__main__ import drawings
@@ -89,6 +90,7 @@ def test_each_figure_of_a_page_is_drawn_by_a_function() -> None:
 )
 def test_a_figure_can_be_drawn(name: str, draw) -> None:  # type: ignore[no-untyped-def]
     assert draw().axes, name
+    plt.close("all")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

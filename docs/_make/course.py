@@ -85,7 +85,8 @@ def _block(match: re.Match[str]) -> Block:
 def run(recorded: list[Block], is_quick: bool = False) -> Iterator[Block]:
     """Yield each block with its new output, in a folder of its own; skip slow blocks if `is_quick`."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    # A block may disable gradients for the rest of its page.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), torch.enable_grad():
         for block in recorded:
             if block.is_slow and is_quick:
                 yield block

@@ -1,6 +1,6 @@
 """Specs of special choices; importing this package adds them to their axes."""
 
-import archwright.spec.rules  # isort: skip  # all other choices first, whatever is imported before
+import archwright.spec.rules  # noqa: F401  # isort: skip  # other choices first, in any order of imports
 
 from archwright.classic.spec import axial as axial
 from archwright.classic.spec import big_bird as big_bird

@@ -21,7 +21,9 @@ def positions_sinusoids() -> Figure:
     layout = TokenLayout(128, torch.device("cpu"))
     table = Sinusoidal(spec.Sinusoidal(), DIM, 128)(layout)[0]
     figure, (left, right) = plt.subplots(1, 2, width_ratios=(2, 1))
-    left.imshow(table.T, aspect="auto", cmap="coolwarm", interpolation="nearest", rasterized=True)
+    left.imshow(
+        table.T.numpy(), aspect="auto", cmap="coolwarm", interpolation="nearest", rasterized=True
+    )
     left.set(xlabel="position", ylabel="coordinate", title="table of sinusoids")
     left.grid(visible=False)
 

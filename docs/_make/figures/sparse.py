@@ -30,7 +30,7 @@ def sparse_masks() -> Figure:
     figure, axes = plt.subplots(2, 3, figsize=(7.2, 5.0), sharex=True, sharey=True)
     for panel, (name, seen) in zip(axes.flat, panels.items(), strict=True):
         share = int(seen.sum()) / LENGTH**2
-        cells = seen.float().where(seen, torch.nan)
+        cells = seen.float().where(seen, torch.nan).numpy()
         panel.imshow(
             cells, cmap=ListedColormap(["#3b82f6"]), interpolation="nearest", rasterized=True
         )
