@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from archwright.generation.sampling import Reader, check_settings
+from archwright.generation.reader import Reader
+from archwright.generation.sampling import check_settings
 from archwright.model.model import Decoder
 
 EarlyStopping = bool | Literal["never"]

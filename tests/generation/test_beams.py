@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from archwright.generation.beams import Limits, Search, beam_search, beam_search_many
-from archwright.generation.sampling import Reader, sample
+from archwright.generation.reader import Reader
+from archwright.generation.sampling import sample
 from archwright.model import build
 from archwright.model.model import Decoder
 from archwright.spec.errors import UserError

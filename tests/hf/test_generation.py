@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archwright import hf
 from archwright.generation.beams import Search, beam_search_many
-from archwright.generation.sampling import Reader
+from archwright.generation.reader import Reader
 from archwright.model.model import Decoder
 from tests.hf.library import ENTRIES, batch, build, inputs, logits, randomise, save, transformers
 from tests.hf.test_parity import REFUSED

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from archwright import hf
-from archwright.generation.sampling import Reader, sample
+from archwright.generation.reader import Reader
+from archwright.generation.sampling import sample
 from archwright.model.model import Decoder
 from tests.hf.library import build, randomise, save
 
