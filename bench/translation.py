@@ -94,7 +94,7 @@ def judged(run: OpenRun) -> Iterator[tuple[str, int, float, float]]:
 def scored(run: OpenRun, asked: list[Pair], expected: list[Pair]) -> tuple[int, float, float]:
     """Return how many sentences are translated, BLEU against the targets of others or the same, and the share that is
     exact."""
-    answers = generate_many(run, [pair.source for pair in asked], max_tokens=64)
+    answers = generate_many(run, [pair.source for pair in asked], max_new_tokens=64)
     targets = [pair.target for pair in expected]
     found = bleu(answers, targets)
     assert found is not None, "sacrebleu is not installed: pip install sacrebleu"

@@ -16,7 +16,7 @@ terminal, are printed as U+FFFD, also into files."""
 
 EXAMPLES = """\
   archwright generate runs/demo --prompt "def "
-  archwright generate runs/demo --prompt "import os" --temperature 0.5 --top-k 50 --max-tokens 100
+  archwright generate runs/demo --prompt "import os" --temperature 0.5 --top-k 50 --max-new-tokens 100
   archwright generate runs/demo --temperature 0                         always the likeliest token
   archwright generate runs/t5 --source "import <extra_id_0> as np"      fill in a masked span
   archwright generate runs/pairs --source "la casa" --num-beams 4       search for the likeliest translation
@@ -24,7 +24,7 @@ EXAMPLES = """\
 
 
 SETTINGS = (
-    *("max_tokens", "temperature", "top_k", "top_p", "seed"),
+    *("max_new_tokens", "temperature", "top_k", "top_p", "seed"),
     *("num_beams", "length_penalty", "early_stopping"),
 )
 MOST_BYTES = 1 << 28
@@ -83,7 +83,9 @@ def _parser() -> Parser:
         metavar="FILE",
         help="one source per line, - for standard input; prints one answer per line",
     )
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(default: 256)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=256, metavar="N", help="(default: 256)"
+    )
     parser.add_argument(
         "--temperature", type=float, metavar="T", help="0 is greedy (default: 0.8; with a source 0)"
     )

@@ -16,7 +16,7 @@ def sample(
     model: Decoder,
     prompt: Int[Tensor, " length"],
     *,
-    max_tokens: int,
+    max_new_tokens: int,
     source: Int[Tensor, " source_length"] | None = None,
     temperature: float = 0.8,
     top_k: int = 0,
@@ -40,14 +40,14 @@ def sample(
         UserError: an empty prompt, a missing or unexpected source, or settings out of range.
     """
     drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    check_settings(prompt, max_tokens=max_tokens, **drawing, seed=seed)
+    check_settings(prompt, max_new_tokens=max_new_tokens, **drawing, seed=seed)
     generator = torch.Generator(prompt.device).manual_seed(seed)
 
     def choose(logits: Tensor) -> int:
         return draw(logits[:num_tokens].float(), temperature, top_k, top_p, generator)
 
     reader = Reader(model, None if source is None else [source])
-    return _drawn(reader, prompt, choose, max_tokens, {stop} if isinstance(stop, int) else stop)
+    return _drawn(reader, prompt, choose, max_new_tokens, {stop} if isinstance(stop, int) else stop)
 
 
 @torch.inference_mode()
@@ -55,17 +55,17 @@ def _drawn(
     reader: Reader,
     prompt: Tensor,
     choose: Callable[[Tensor], int],
-    max_tokens: int,
+    max_new_tokens: int,
     stop: Collection[int],
 ) -> Iterator[int]:
     reader.model.eval()
     logits = reader.read(prompt)
-    for i in range(max_tokens):
+    for i in range(max_new_tokens):
         token = choose(logits)
         if token in stop:
             return
         yield token
-        if i + 1 < max_tokens:
+        if i + 1 < max_new_tokens:
             logits = reader.read(prompt.new_tensor([token]))
 
 
@@ -90,7 +90,7 @@ def draw(
 
 MOST_BEAMS = 1024
 LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_tokens": (lambda x: x >= 0, "0 or more"),
+    "max_new_tokens": (lambda x: x >= 0, "0 or more"),
     "temperature": (
         lambda x: x == 0 or 1e-6 <= x <= 1e6,
         "0 (the likeliest token), or 1e-6 to 1e6",

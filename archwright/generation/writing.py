@@ -22,7 +22,7 @@ SEARCHING = ("num_beams", "length_penalty", "early_stopping")
 class Settings(TypedDict, total=False):
     """Generation settings; an import's generation_config.json replaces missing or None values."""
 
-    max_tokens: int
+    max_new_tokens: int
     """Maximum number of tokens; default 256."""
     temperature: float | None
     """Sampling temperature; default 0.8, or 0 (greedy) for the answer to a source. See `sample`."""
@@ -138,7 +138,7 @@ def _start(tokenizer: Tokenizer, prompt: str, has_source: bool) -> list[int]:
 def _common(tokenizer: Tokenizer, settings: Settings) -> dict[str, Any]:
     """Return the settings shared by sampling and beam search."""
     return {
-        "max_tokens": settings.get("max_tokens", 256),
+        "max_new_tokens": settings.get("max_new_tokens", 256),
         "stop": tokenizer.stop_ids,
         "num_tokens": tokenizer.vocab_size,
     }

@@ -107,10 +107,12 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _sample(session: Session, model: Decoder, tokenizer: Tokenizer, max_tokens: int) -> str:
+def _sample(session: Session, model: Decoder, tokenizer: Tokenizer, max_new_tokens: int) -> str:
     with uncompiled(model), session.precision.autocast():
         return "".join(
-            stream(model, tokenizer, top_p=0.95, max_tokens=max_tokens, seed=session.run.seed)
+            stream(
+                model, tokenizer, top_p=0.95, max_new_tokens=max_new_tokens, seed=session.run.seed
+            )
         )
 
 

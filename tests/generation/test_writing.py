@@ -75,33 +75,34 @@ def test_end_of_text_ends_and_is_not_shown(model: Decoder, tokenizer: Tokenizer)
         )
         model.norm.weight.fill_(0.0)
     # With all logits equal, the first token, 0, is the likeliest, and never the end.
-    assert "".join(stream(model, tokenizer, temperature=0.0, max_tokens=3)) == "\0\0\0"
+    assert "".join(stream(model, tokenizer, temperature=0.0, max_new_tokens=3)) == "\0\0\0"
 
 
 def test_generate_begins_with_its_prompt(model: Decoder, tokenizer: Tokenizer) -> None:
     run = OpenRun(RunFolder("none"), RunSpec(model=model.spec), model, tokenizer)
-    text = generate(run, "ab", max_tokens=6, seed=4)
+    text = generate(run, "ab", max_new_tokens=6, seed=4)
     assert text.startswith("ab")
-    assert text == "ab" + "".join(stream(model, tokenizer, "ab", max_tokens=6, seed=4))
-    assert generate(run, "ab", max_tokens=0) == "ab"
+    assert text == "ab" + "".join(stream(model, tokenizer, "ab", max_new_tokens=6, seed=4))
+    assert generate(run, "ab", max_new_tokens=0) == "ab"
 
 
 def test_mistakes_are_said_at_once(model: Decoder, tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="top_k: found -3"):
         stream(model, tokenizer, top_k=-3)
     with pytest.raises(
-        UserError, match=r'^max_tokns: not a setting of text generation\. Did you mean "max_tokens"'
+        UserError,
+        match=r'^max_tokens: not a setting of text generation\. Did you mean "max_new_tokens"',
     ):
-        stream(model, tokenizer, max_tokns=3)  # type: ignore[call-arg]
+        stream(model, tokenizer, max_tokens=3)  # type: ignore[call-arg]
 
 
 def test_beams_write_the_likeliest_text_at_once(model: Decoder, tokenizer: Tokenizer) -> None:
     alone, beams = (
-        "".join(stream(model, tokenizer, "ab", max_tokens=5, num_beams=number, **settings))
+        "".join(stream(model, tokenizer, "ab", max_new_tokens=5, num_beams=number, **settings))
         for number, settings in ((1, {"temperature": 0.0}), (3, {"length_penalty": 1.0}))
     )
     prompt = torch.tensor([tokenizer.begin_of_text, *b"ab"])
-    given = {"max_tokens": 5, "stop": tokenizer.stop_ids, "num_tokens": tokenizer.vocab_size}
+    given = {"max_new_tokens": 5, "stop": tokenizer.stop_ids, "num_tokens": tokenizer.vocab_size}
     found = beam_search(model, prompt, num_beams=3, **given)
     assert beams == tokenizer.decode(found)
     assert alone == tokenizer.decode(beam_search(model, prompt, num_beams=1, **given))

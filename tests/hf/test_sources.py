@@ -67,8 +67,8 @@ def test_a_source_is_read_as_the_library_reads_it(
     )[0, len(start) :].tolist()
     ends = [i for i, token in enumerate(found) if token in run.tokenizer.stop_ids]
     expected = run.tokenizer.decode(found[: ends[0]] if ends else found, keep_special=True)
-    assert generate(run, source=TEXT, max_tokens=6) == expected
-    assert generate_many(run, [TEXT, "a", TEXT], max_tokens=6)[2] == expected
+    assert generate(run, source=TEXT, max_new_tokens=6) == expected
+    assert generate_many(run, [TEXT, "a", TEXT], max_new_tokens=6)[2] == expected
     hf.export_run(tmp_path / "run", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["decoder_start_token_id"] == start[0]
@@ -121,7 +121,7 @@ def test_the_library_reads_a_source_as_a_run_of_ours_does(tmp_path: Path) -> Non
     found = theirs.generate(**given, max_new_tokens=5, do_sample=False)[0].tolist()
     assert found[0] == run.tokenizer.end_of_text
     assert tokenizer.decode(found, skip_special_tokens=True) == generate(
-        run, source="ah", max_tokens=5
+        run, source="ah", max_new_tokens=5
     )
     again = hf.load(tmp_path / "out").tokenizer
     assert isinstance(again, Tokenizer)
