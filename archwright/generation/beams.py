@@ -71,7 +71,7 @@ def beam_search_many(
     Source: Lowerre (1976); length penalty: Wu et al. (2016), section 7, without its constant.
     """
     numbers = {"num_beams": num_beams, "length_penalty": length_penalty}
-    check_settings(prompt, max_new_tokens=max_new_tokens, **numbers)
+    check_settings(model, prompt, max_new_tokens=max_new_tokens, **numbers)
     stops = frozenset({stop} if isinstance(stop, int) else stop)
     limits = Limits(max_new_tokens, num_beams, length_penalty, early_stopping, stops)
     model.eval()
