@@ -1,25 +1,15 @@
 """Sampling of several sequences side by side, each as if it were alone."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from archwright.generation.reader import Reader
 from archwright.generation.sampling import Sampler
 from archwright.model.model import Decoder
 from archwright.parts.masks import prefix_size
-
-
-class GrowingRows(Protocol):
-    """Sequences that a model continues: `Reader` or `Rows`."""
-
-    def read_rows(self, tokens: Int[Tensor, "rows length"]) -> Float[Tensor, "rows vocab"]:
-        """Return the logits after the next tokens of each sequence."""
-
-    def reorder(self, rows: Int[Tensor, " new_rows"]) -> None:
-        """Reorder the sequences by index; indices may repeat or be missing."""
 
 
 class Rows:
@@ -84,7 +74,7 @@ def can_pad(model: Decoder) -> bool:
 
 @torch.inference_mode()
 def sample_rows(
-    rows: GrowingRows,
+    rows: Reader | Rows,
     logits: Float[Tensor, "rows vocab"],
     samplers: Sequence[Sampler],
     take: Sequence[Callable[[int], bool]],

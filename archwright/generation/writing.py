@@ -13,7 +13,7 @@ from torch import Tensor
 from archwright.generation.beams import EarlyStopping, beam_search_many
 from archwright.generation.defaults import DRAWING, Searching, max_new_tokens, sampling, searching
 from archwright.generation.reader import Reader
-from archwright.generation.rows import GrowingRows, Rows, can_pad, sample_rows
+from archwright.generation.rows import Rows, can_pad, sample_rows
 from archwright.generation.sampling import Sampler, Sampling, check_settings, sample
 from archwright.generation.text_stream import Characters, StopStrings
 from archwright.runs.load import OpenRun, Run, open_run
@@ -372,7 +372,7 @@ def _sample_batch(
     """Sample texts side by side. Prompts and sources are read once for all their samples."""
     model, starts = run.model.eval(), [task.start for task in tasks]
     sources = [task.source for task in tasks if task.source is not None]
-    rows: GrowingRows
+    rows: Reader | Rows
     if sources or len(tasks) == 1:
         rows = Reader(model, sources or None)
         logits = rows.read_rows(starts[0].expand(len(tasks), -1))
