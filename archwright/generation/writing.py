@@ -59,10 +59,12 @@ class Settings(TypedDict, total=False):
 class Timings:
     """Tokens and seconds of a batch, for all its texts together."""
 
-    num_prompt_tokens: int
-    num_new_tokens: int
+    prefill_tokens: int
+    """Tokens of the prompts."""
     prefill_seconds: float
-    """Time until the first new token of each text."""
+    """Time until the first new tokens; 0 for beam search, which counts as decoding."""
+    decode_tokens: int
+    """New tokens after the first of each text."""
     decode_seconds: float
 
 
@@ -73,6 +75,7 @@ class Generated:
     text: str
     """New text, without the prompt and without the stop string."""
     prompt: Prompt
+    source: str | None
     finish_reason: str
     """"stop" (end-of-text or a stop string), "length" (max_new_tokens), or "interrupted"."""
     num_prompt_tokens: int
@@ -92,6 +95,8 @@ class Request:
     source: str | None = None
     settings: Settings = field(default_factory=Settings)
     num_samples: int = 1
+    place: str = ""
+    """File and line, for errors."""
 
 
 @overload
@@ -162,7 +167,13 @@ def generate_each(
     Raises:
         UserError: settings out of range.
     """
-    tasks = [_task(run, request) for request in requests]
+    tasks = []
+    for request in requests:
+        try:
+            tasks.append(_task(run, request))
+        except UserError as error:
+            lines = (f"{request.place}: {line}" if request.place else line for line in error.lines)
+            raise UserError(*lines) from None
     return _results(run, tasks, batch_size)
 
 
@@ -171,7 +182,7 @@ class TextStream(Iterator[str]):
 
     def __init__(self, run: OpenRun, task: "_Task") -> None:
         self._text, self._clock = _Text(run.tokenizer, task), _Clock()
-        self._parts = self._written(_tokens(run, task))
+        self._parts = self._written(run, task)
 
     def __next__(self) -> str:
         return next(self._parts)
@@ -181,9 +192,11 @@ class TextStream(Iterator[str]):
         """The text so far."""
         return self._text.generated(self._clock.timings([self._text]))
 
-    def _written(self, tokens: Iterator[int]) -> Iterator[str]:
+    def _written(self, run: OpenRun, task: "_Task") -> Iterator[str]:
         shown, self._clock = 0, _Clock()
-        for token in tokens:
+        if task.search.num_beams > 1:
+            self._clock.tick()
+        for token in _tokens(run, task):
             self._clock.tick()
             goes_on = self._text.take(token)
             yield self._text.text[shown:]
@@ -222,7 +235,7 @@ def source_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
 class _Task:
     """A request with all settings resolved, as token ids."""
 
-    prompt: Prompt
+    request: Request
     start: Tensor
     """Ids that the decoder reads first."""
     source: Tensor | None
@@ -266,29 +279,34 @@ class _Text:
     def generated(self, timings: Timings) -> Generated:
         """Return the text so far."""
         task = self.task
-        number = len(task.start)
-        return Generated(self.text, task.prompt, self._reason, number, [*self.tokens], timings)
+        request, number = task.request, len(task.start)
+        return Generated(
+            *(self.text, request.prompt, request.source, self._reason, number),
+            *([*self.tokens], timings),
+        )
 
 
 class _Clock:
     """Time of the start, of the first token and of the last one."""
 
     def __init__(self) -> None:
-        self._start, self._ticks = time.perf_counter(), list[float]()
+        self._start = self._first = self._last = time.perf_counter()
+        self._ticks = False
 
     def tick(self) -> None:
         """Note the time of a token."""
-        self._ticks = [*self._ticks[:1], time.perf_counter()]
+        self._last = time.perf_counter()
+        if not self._ticks:
+            self._ticks, self._first = True, self._last
 
     def timings(self, texts: Sequence[_Text]) -> Timings:
         """Return tokens and seconds of texts that were written together."""
-        first, last = self._ticks[:1], self._ticks[-1:]
         tasks = {id(text.task): text.task for text in texts}
         return Timings(
             sum(len(task.start) for task in tasks.values()),
-            sum(len(text.tokens) for text in texts),
-            first[0] - self._start if first else 0.0,
-            last[0] - first[0] if first else 0.0,
+            self._first - self._start,
+            sum(max(0, len(text.tokens) - 1) for text in texts),
+            self._last - self._first,
         )
 
 
@@ -314,19 +332,20 @@ def _results(run: OpenRun, tasks: Sequence[_Task], batch_size: int) -> Iterator[
 
 def _written(run: OpenRun, tasks: Sequence[_Task]) -> list[Generated]:
     """Return the texts of a batch."""
+    if len(tasks) == tasks[0].num_samples == 1:
+        alone = TextStream(run, tasks[0])
+        for _ in alone:
+            pass
+        return [alone.result]
     clock = _Clock()
     texts = [_Text(run.tokenizer, task) for task in tasks for _ in range(task.num_samples)]
     if tasks[0].search.num_beams > 1:
+        clock.tick()
         for text, tokens in zip(texts, _searched(run, tasks), strict=True):
             clock.tick()
             for token in tokens:
                 if not text.take(token):
                     break
-    elif len(texts) == 1:
-        for token in _tokens(run, tasks[0]):
-            clock.tick()
-            if not texts[0].take(token):
-                break
     else:
         _sample_batch(run, tasks, texts, clock)
     for text in texts:
@@ -437,9 +456,7 @@ def _task(run: OpenRun, request: Request) -> _Task:
             f"and continues from the last {max(1, context // 2):,}",
             stacklevel=3,
         )
-    return _Task(
-        request.prompt, start, source, drawn, search, most, stops, request.num_samples, seed
-    )
+    return _Task(request, start, source, drawn, search, most, stops, request.num_samples, seed)
 
 
 def _resolved(tokenizer: Tokenizer, request: Request) -> tuple[Sampling, Searching]:
