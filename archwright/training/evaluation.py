@@ -19,7 +19,7 @@ from archwright.data.pair_text import PairText, PairWindows
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText, TaskWindows
-from archwright.generation.writing import Settings, generate_many
+from archwright.generation.writing import Settings, generate
 from archwright.losses import cross_entropy
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
@@ -337,14 +337,15 @@ class Answers:
 
 
 def evaluate_answers(run: OpenRun, pairs: str, **settings: Unpack[Settings]) -> Answers:
-    """Generate answers to the sources of pairs with `generate_many`, and compare them with the targets.
+    """Generate answers to the sources of pairs with `generate`, and compare them with the targets.
 
     Raises:
         UserError: as `pair_text`, or invalid settings.
     """
     text = pair_text(run, pairs)
     read = [text.pairs.pair(0, i) for i in range(text.pairs.num_pairs)]
-    answers = generate_many(run, [pair.source for pair in read], **settings)
+    generated = generate(run, source=[pair.source for pair in read], **settings)
+    answers = [str(answer) for answer in generated]
     targets = [pair.target for pair in read]
     exact = sum(a == b for a, b in zip(answers, targets, strict=True)) / len(read)
     return Answers(exact, bleu(answers, targets), len(read))
