@@ -124,13 +124,13 @@ class TokenLosses:
                 sizes[self.store.offsets[:-1]] = self.store.document_bytes
         else:
             # Stretches of equal size in bytes are the same for every tokenizer.
-            before = np.arange(len(self.store)) if sizes is None else np.cumsum(sizes) - sizes
-            place = before * STRETCHES // (int(before[-1]) + 1)
+            amounts = np.ones(len(self.store), np.int64) if sizes is None else sizes
+            before, total = np.cumsum(amounts) - amounts, max(1, int(amounts.sum()))
+            place = np.minimum(before * STRETCHES // total, STRETCHES - 1)
             unit = "stretches of the text"
-        number = int(place[-1]) + 1
 
         def sums(values: NDArray[Any]) -> Numbers:
-            return np.bincount(place, values.astype(np.float64), number).astype(np.float64)
+            return np.bincount(place, values.astype(np.float64)).astype(np.float64)
 
         num_bytes = None if sizes is None else sums(sizes)
         return Clusters(unit, sums(self.nats), sums(self.counts), num_bytes)
