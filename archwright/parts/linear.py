@@ -27,6 +27,7 @@ class Linear(nn.Linear):
         is_lm_head: True for the map to logits.
         product: function that computes x W^T + b.
         can_join: True if `fused_linears` may compute the map from its weight and bias.
+        reads_weight: True if a mixer reads the weight itself, so that it must stay a matrix.
         num_blocks: number of equal blocks of d_out (d_in for residual outputs) that tensor parallelism does not split,
             such as heads. 1: the map is replicated; None: any column (row) is a block.
     """
@@ -36,6 +37,7 @@ class Linear(nn.Linear):
     active_fraction = 1.0
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = staticmethod(F.linear)
     can_join = True
+    reads_weight = False
     num_blocks: int | None = None
     weight: nn.Parameter
     bias: nn.Parameter | None  # type: ignore[assignment]  # torch's own may be None, too
