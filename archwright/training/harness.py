@@ -87,7 +87,7 @@ class ArchwrightLM(HFLM):  # type: ignore[misc]
             written: list[int] = []
             room = max_length - len(tokens)
             for token in sample(
-                self.model.model, tokens[real], max_tokens=room, stop=self._stops, **drawing
+                self.model.model, tokens[real], max_new_tokens=room, stop=self._stops, **drawing
             ):
                 written.append(token)
                 if any(end in self.tokenizer.decode(written) for end in stop):
