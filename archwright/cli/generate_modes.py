@@ -36,7 +36,7 @@ def requests(options: Namespace, settings: Settings) -> list[Request]:
     Raises:
         UserError: a file that is missing, empty, or not UTF-8; a line that is not a valid JSON object.
     """
-    count = options.num_samples or 1
+    count = 1 if options.num_samples is None else options.num_samples
 
     def request(text: str, source: str | None = None) -> Request:
         return Request(_prompt(options, text), source, settings, count)

@@ -86,6 +86,8 @@ def _check(options: "Namespace") -> None:
                 raise UserError(f"{first}: given together with {second}; expected one of them")
     if options.system is not None and not options.chat:
         raise UserError("--system: found without --chat, of which it is a part; add --chat")
+    if options.batch_size < 1:
+        raise UserError(f"--batch-size: found {options.batch_size}; expected 1 or more")
     if options.runs[1:]:
         if options.interactive:
             raise UserError(f"--interactive: found {len(options.runs)} runs; expected one")

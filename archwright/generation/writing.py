@@ -449,9 +449,8 @@ def _task(run: OpenRun, request: Request) -> _Task:
         raise UserError(f"stop: found {bad[0]!r}; expected a text of one character or more")
     start, seed = torch.tensor(ids, dtype=torch.long, device=device), settings.get("seed", 0)
     most = max_new_tokens(tokenizer, settings.get("max_new_tokens"))
-    Reader(
-        model, None if source is None else [source]
-    )  # refuses a model or a source that does not fit
+    # Refuses a model or a source that does not fit.
+    Reader(model, None if source is None else [source])
     count = {"num_samples": request.num_samples, "max_new_tokens": most, "seed": seed}
     check_settings(model, start, **count, **asdict(drawn))
     if len(ids) > (context := model.spec.context_length) and not model.can_generate_indefinitely:
