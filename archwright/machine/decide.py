@@ -20,13 +20,15 @@ from archwright.machine.rules import cpu_name
 from archwright.model.model import Decoder
 from archwright.parts.mixers.recurrent import RecurrentMixer, use_scan
 from archwright.parts.scans import SCANS
-from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
+from archwright.planning.memory import WHOLE_LOGITS, logit_bytes, total_memory
 from archwright.scale.layout import ONE, Layout
 from archwright.spec.errors import UserError
 from archwright.spec.machine import MachineSpec
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.version import version
 
+CUDA_LOGITS = 0.08
+"""Share of a GPU's memory for float32 logits above which a loss is computed in chunks by default."""
 MOST_THREADS = 4
 """Maximum number of threads per core. With many thousands, the process ends."""
 
@@ -144,7 +146,10 @@ def decide_loss(decisions: Decisions, model: Decoder, run: RunSpec, layout: Layo
     if decisions.machine.loss == "auto":
         # Tensor-parallel ranks gather the logits, so each one has the complete vocabulary.
         logits = logit_bytes(model, layout.part_rows(run)) // layout.context
-        kind = "chunked" if logits > WHOLE_LOGITS else "whole"
+        device, limit = decisions.machine.device, WHOLE_LOGITS
+        if device == "cuda":
+            limit = max(limit, int(CUDA_LOGITS * total_memory(device)))
+        kind = "chunked" if logits > limit else "whole"
         place = "" if layout.size == 1 else " of one process"
         decisions.decide("loss", kind, f"float32 logits{place} would take {size(logits)}")
 
