@@ -74,6 +74,23 @@ def check_machine(machine: MachineSpec) -> None:
         )
 
 
+def check_stream(machine: MachineSpec, model: Decoder) -> None:
+    """Refuse a narrow residual stream that would overflow, or that layers recompute from their results.
+
+    Raises:
+        UserError: There is no autocast to bf16, or the model is reversible.
+    """
+    if machine.stream == "autocast" and machine.precision not in ("bf16", "fp8"):
+        raise UserError(
+            f'machine.stream: found "autocast" with precision {machine.precision}; expected "float32", or '
+            'machine.precision "bf16" or "fp8"'
+        )
+    if machine.stream == "autocast" and model.spec.is_reversible:
+        raise UserError(
+            'machine.stream: found "autocast"; expected "float32", as reversible layers need exact sums'
+        )
+
+
 def decide(machine: MachineSpec) -> Decisions:
     """Choose device, threads and precision for this machine, unless they are set.
 

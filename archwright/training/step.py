@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -56,6 +56,7 @@ def train_step(
     chunked: bool = False,
     second_weight: float = 1.0,
     processes: Processes = ALONE,
+    parts: Sequence[Batch] | None = None,
 ) -> StepResult:
     """Train on a batch in `grad_accum_steps` microbatches.
 
@@ -69,13 +70,14 @@ def train_step(
         lr_scale: share of the peak learning rates.
         chunked: compute the logits in chunks.
         processes: ranks that share each microbatch; results are sums over them.
+        parts: `local_parts` of the batch, if they were made before.
     """
     passes = _Passes(
         model,
         batch,
         precision,
         processes,
-        num_parts=grad_accum_steps,
+        parts=local_parts(batch, grad_accum_steps, processes) if parts is None else parts,
         loss_of=_chunked_loss if chunked else _whole_loss,
         second_weight=second_weight,
         settings={"z_loss": z_loss, "label_smoothing": label_smoothing},
@@ -152,15 +154,13 @@ class _Passes(Passes):
         precision: Precision,
         processes: Processes,
         *,
-        num_parts: int,
+        parts: Sequence[Batch],
         loss_of: Callable[..., tuple[Loss, Output]],
         second_weight: float,
         settings: Mapping[str, float],
     ) -> None:
         self.model, self.batch, self.precision, self.processes = model, batch, precision, processes
         self.loss_of, self.second_weight, self.settings = loss_of, second_weight, settings
-        # A rank copies only its own sequences to its device.
-        parts = (processes.rows(part) for part in batch.split(num_parts))
         self.parts = [to_device(part, precision.device) for part in parts]
         self.num_valid = valid_targets(batch)
         self.num_cases = second_cases(batch)
@@ -211,6 +211,11 @@ class _Passes(Passes):
         loss, z_loss, second, *auxiliary = self.processes.sums([*sums.values()])
         by_name = {n: x for n, x in zip(self._auxiliary_names, auxiliary, strict=True) if x}
         return loss, z_loss, second if self.num_cases else None, by_name, grad_norm
+
+
+def local_parts(batch: Batch, num_parts: int, processes: Processes) -> list[Batch]:
+    """Return a rank's sequences of each microbatch; it copies no others to its device."""
+    return [processes.rows(part) for part in batch.split(num_parts)]
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

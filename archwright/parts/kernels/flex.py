@@ -22,7 +22,6 @@ from archwright.parts.kernels.sdpa import prepare_dense, sdpa
 from archwright.parts.leaves import leaf
 from archwright.parts.masks import AttentionMask
 
-
 RECOMPILES = 64
 """Minimum graphs of one function: kinds of layers, times masks, times lengths, with and without gradients."""
 
