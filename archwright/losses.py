@@ -22,8 +22,10 @@ AUXILIARY = "auxiliary"
 CHUNK, CUDA_CHUNK = 2**19, 2**25
 """Logits per chunk, to fit a CPU's cache and amortise a GPU's kernel launches."""
 
-LINEAR_CHUNK = 2**26
+LINEAR_CHUNK, CUDA_LINEAR_CHUNK = 2**26, 2**30
 """Bytes of float32 logits per chunk: enough rows for fast matmuls and cheap gradient accumulation."""
+CUDA_ROWS = 2048
+"""Minimum rows of a chunk on a GPU, where each chunk also reads and writes a gradient as large as the head."""
 
 LEAST = 1e-30
 """Threshold for the target's probability: smaller values may underflow."""
@@ -69,7 +71,6 @@ def cross_entropy(
     """
     rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
     num_targets = (flat != ignore_index).sum()
-    divisor = num_targets if num_valid is None else torch.as_tensor(num_valid, device=rows.device)
     needs_gradient = rows.requires_grad and torch.is_grad_enabled()
     total, nll_sum, z_term = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows,
@@ -77,7 +78,7 @@ def cross_entropy(
         float(z_loss),
         label_smoothing,
         ignore_index,
-        divisor.clamp(min=1),
+        _divisor(num_targets if num_valid is None else num_valid, rows.device),
         needs_gradient,
     )
     return Loss(total, nll_sum, z_term, num_targets)
@@ -101,7 +102,6 @@ def linear_cross_entropy(
     """
     rows, flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     num_targets = (flat != ignore_index).sum()
-    divisor = num_targets if num_valid is None else torch.as_tensor(num_valid, device=rows.device)
     parameters = [p for p in head.parameters() if p.requires_grad]
     needs_gradient = torch.is_grad_enabled() and (rows.requires_grad or bool(parameters))
     total, nll_sum, z_term = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -111,11 +111,18 @@ def linear_cross_entropy(
         z_loss,
         label_smoothing,
         ignore_index,
-        divisor.clamp(min=1),
+        _divisor(num_targets if num_valid is None else num_valid, rows.device),
         needs_gradient,
         *parameters,
     )
     return Loss(total, nll_sum, z_term, num_targets)
+
+
+def rows_per_chunk(vocab_size: int, device: str) -> int:
+    """Return the rows of a chunk of `linear_cross_entropy` on a type of device."""
+    if device == "cpu":
+        return LINEAR_CHUNK // (4 * vocab_size)
+    return max(CUDA_ROWS, CUDA_LINEAR_CHUNK // (4 * vocab_size))
 
 
 def pop_aux_losses(
@@ -203,7 +210,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients = [
             torch.zeros_like(p, dtype=_upcast_dtype(p.dtype)) for p in (hidden, *parameters)
         ]
-        for rows in _slices(len(hidden), LINEAR_CHUNK // (4 * head.d_out)):
+        for rows in _slices(len(hidden), rows_per_chunk(head.d_out, hidden.device.type)):
             chunk = hidden[rows].detach()
             # Hooks of a checkpointed layer would recompute it here.
             keep = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
@@ -306,6 +313,13 @@ class _CrossEntropy(torch.autograd.Function):
             for rows in _chunks(unscaled):
                 gradient[rows] = unscaled[rows] * factor
         return gradient, *(None,) * 6
+
+
+def _divisor(num_valid: int | Tensor, device: torch.device) -> Tensor:
+    """Return max(num_valid, 1) on a device; a copy of a Python number would wait for a GPU."""
+    if isinstance(num_valid, Tensor):
+        return num_valid.to(device).clamp(min=1)
+    return torch.full((), max(num_valid, 1), device=device)
 
 
 def _log_z(logits: Tensor, probabilities: Tensor, targets: Tensor) -> Tensor:
