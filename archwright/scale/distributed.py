@@ -80,13 +80,19 @@ class Distributed(Processes):
             sequence=layout.sequence,
             experts=experts,
             param_dtype=layout.param_dtype,
+            reshard=layout.frees_weights,
             num_stages=layout.num_stages,
             stage=self._stage,
         )
         if layout.pipeline > 1:
             from archwright.scale.pipeline import Pipeline  # slow to import
 
-            self._pipeline = Pipeline(model, self._shards.stages, self._shards.add_up_gradients)
+            self._pipeline = Pipeline(
+                model,
+                self._shards.stages,
+                self._shards.add_up_gradients,
+                torch.bfloat16 if layout.param_dtype == "bfloat16" else None,
+            )
 
     def drawn(
         self, model: Decoder, draws: Iterable[tuple[str, Callable[[], Tensor]]]

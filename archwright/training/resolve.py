@@ -81,7 +81,12 @@ def resolve(
     if run.machine.num_steps == "auto" and not run.budget.seconds:
         decisions.decide("num_steps", budget_steps(session), f"budget of {run.budget}")
     axes = {name: getattr(layout, name) for name in (*AXES, "expert", "sequence")}
-    scale = ScaleSpec(**axes, pipeline_schedule=layout.schedule)
+    scale = ScaleSpec(
+        **axes,
+        pipeline_schedule=layout.schedule,
+        param_dtype=layout.param_dtype,
+        reshard=layout.reshard,
+    )
     run = run.model_copy(update={"machine": decisions.machine, "scale": scale})
     num_steps = decisions.machine.num_steps
     session.run = run if num_steps == "auto" else with_steps(run, num_steps)

@@ -24,6 +24,7 @@ from archwright.machine.precision import Precision
 from archwright.model.model import Decoder, Output
 from archwright.optim import clip_gradients, set_learning_rates
 from archwright.parts.branch import Branch
+from archwright.parts.embeddings import Head
 from archwright.scale.processes import ALONE, Passes, Processes
 
 
@@ -238,6 +239,9 @@ def _whole_loss(
     model: nn.Module, part: Batch, precision: Precision, **settings: Any
 ) -> tuple[Loss, Output]:
     """Return the loss of the tokens, and the output."""
+    head = getattr(model, "head", None)
+    if isinstance(head, Head) and head.vocab is not None:
+        return _chunked_loss(model, part, precision, whole=True, **settings)
     with precision.autocast():
         out = model(**part.inputs.given())
     return cross_entropy(out.logits, part.targets, **settings), out

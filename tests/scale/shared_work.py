@@ -117,17 +117,22 @@ def directions(group: Group, *layout: int) -> list[float]:
 
 
 def gathers(group: Group) -> list[float]:
-    """Count how often something is gathered in a pass forward and backward: each layer for both, and the rest once."""
+    """Count the gathers of a pass forward and backward: each layer for both, and embedding, head and the rest once."""
     group.layout = Layout(1, group.launch.size)
-    model = build(MIXTURE.override("feedforward.kind=swiglu"), seed=3)
+    model = build(MIXTURE.override("feedforward.kind=swiglu", "head.tied=false"), seed=3)
     group.cut(model)
     tokens, found = torch.randint(50, (2, 8)), list[float]()
-    for compute in (lambda: model(tokens).logits, lambda: model.hidden(tokens)):
+
+    def in_two_calls() -> Tensor:
+        logits: Tensor = model.head(model.hidden(tokens))
+        return logits
+
+    for compute in (lambda: model(tokens).logits, in_two_calls):
         with uncompiled(model), CommDebugMode() as seen:
             compute().sum().backward()
         counts = {str(op): number for op, number in seen.get_comm_counts().items()}
         found.append(sum(number for op, number in counts.items() if "gather" in op))
-    return [*found, 2 * MIXTURE.num_layers + 1]
+    return [*found, 2 * MIXTURE.num_layers + 3]
 
 
 def main(out: Path) -> None:
