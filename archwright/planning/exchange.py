@@ -1,6 +1,6 @@
 """Bytes that a device sends per step, inside its server and to other servers, by kind of parallelism."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import gcd
 from typing import NamedTuple
 
@@ -117,7 +117,7 @@ def _of_weights(
     size, tensor = gathers.itemsize, split.tensor
     # Sharded gradients have no full buffer to accumulate in, so each pass reduces its gradients.
     number = batch.number
-    units: list[tuple[Weights, float]] = {
+    units: Sequence[tuple[Weights, float]] = {
         "ddp": [(stage.weights, 2 * PER_WEIGHT)],
         "zero1": [(stage.weights, 2 * PER_WEIGHT)],
         "zero2": [(stage.weights, PER_WEIGHT * number + PER_WEIGHT)],

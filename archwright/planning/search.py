@@ -87,6 +87,9 @@ def fewest(needs: Needs, work: Workload) -> int | None:
     micro = work.micro_batch or 1
     for devices in larger_numbers(work.devices):
         for split in _splits(needs, work, devices):
+            # HSDP and interleaved stages take more memory than without.
+            if work.split is None and (split.copies > 1 or split.chunks > 1):
+                continue
             ways = (setup(needs, split, again, work.texts, micro) for again in CHECKPOINTING)
             if not all(map(work.why_not, ways)):
                 return devices

@@ -19,7 +19,6 @@ from archwright.planning.activations import LayerActivations
 from archwright.planning.memory import logit_bytes
 from archwright.planning.split import Degrees, blocks_of, share
 from archwright.planning.trace import kinds_of
-from archwright.scale.fsdp import units
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 
@@ -130,10 +129,9 @@ class Needs:
             ends = [0, *accumulate(layers_by_stage(len(layers), pipeline * chunks))]
             runs = [layers[start:end] for start, end in pairwise(ends)]
             self._stages[pipeline, chunks] = tuple(
-                self._stage(
-                    sum(runs[place::pipeline], []), place == 0, place == pipeline - 1, chunks
-                )
+                self._stage(own, place == 0, place == pipeline - 1, chunks)
                 for place in range(pipeline)
+                for own in ([layer for run in runs[place::pipeline] for layer in run],)
             )
         return self._stages[pipeline, chunks]
 
@@ -179,7 +177,19 @@ class Needs:
 
     @cached_property
     def _units(self) -> set[nn.Module]:
-        return {*units(self.model)}
+        """Layers that FSDP gathers one by one (`scale.fsdp.units`, whose import of FSDP is slow)."""
+        if self.model.spec.is_reversible:
+            return set()
+        calls, inside = Counter(self.model.all_layers), dict[nn.Module, None]()
+        for layer in calls:
+            inside |= dict.fromkeys(layer.modules())
+        outside = {p for m in self.model.modules() if m not in inside for p in m.parameters(False)}
+        uses = Counter(p for layer in calls for p in layer.parameters())
+        return {
+            layer
+            for layer, number in calls.items()
+            if number == 1 and all(uses[p] == 1 and p not in outside for p in layer.parameters())
+        }
 
     @cached_property
     def _ends(self) -> tuple[set[int], set[int]]:

@@ -50,8 +50,8 @@ class Setup:
     layers: tuple[int, ...]
     """Number of layers of each stage."""
     bubble: float
-    """Idle time over compute time of a device: (p - 1) / (v m) with p stages, v chunks and m micro-batches (Narayanan et
-    al., 2021, section 2.2.2)."""
+    """Idle time over compute time of a device: (p - 1) / (v m) with p stages, v chunks and m micro-batches
+    (Narayanan et al., 2021, section 2.2.2)."""
 
     @property
     def exchange(self) -> dict[str, float]:

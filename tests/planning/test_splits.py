@@ -9,8 +9,8 @@ import torch
 
 from archwright.model import build
 from archwright.planning.activations import CHECKPOINTING
-from archwright.planning.plans import Plan, plan
 from archwright.planning.exchange import exchanged
+from archwright.planning.plans import Plan, plan
 from archwright.planning.split import Batch, Split, largest_micro, parse_split, problems, splits
 from archwright.planning.stages import Gathers, Needs, layers_by_stage, optimizer_bytes
 from archwright.planning.training_memory import held, micro_batches_kept, setup
@@ -153,7 +153,8 @@ def test_what_is_planned_has_the_activations_of_its_fullest_stage(gpt: Needs) ->
     per_layer = 40 / 8 + 4 * 7 / 8
     assert way.memory.activations == pytest.approx(per_layer * LENGTH * 12288 * 96, rel=2e-3)
     half = setup(gpt, Split(64, "fsdp", tensor=8, pipeline=4, context=2), "none", texts=64.0)
-    assert half.memory.activations == pytest.approx(way.memory.activations / 2)
+    keys = LENGTH / 2 * 2 * 2 * 12288 / 8 * 96  # of the other device's tokens
+    assert half.memory.activations == pytest.approx(way.memory.activations / 2 + keys)
 
 
 def test_stages_keep_fewer_texts_towards_the_end() -> None:
@@ -478,8 +479,8 @@ def test_tokens_go_to_their_experts_and_back(mixtral: Needs) -> None:
 )
 def test_llama_3_405b_fits_as_published(context: int, split: str) -> None:
     """16,384 H100s, 16M tokens a step; 7 layers on the first and last stage, 8 on others (Grattafiori et al., 2024,
-    table 4 and section 3.3.2). They computed no activation again, with a stream in 16 bits and fused activations; in
-    eager kernels with a stream in 32 bits, activations take a third more than there is room for."""
+    table 4 and section 3.3.2). They computed no activation again, with a stream in 16 bits, fused activations, and
+    inputs of branches that are gathered again; here activations then take twice as much as there is room for."""
     asked = {"devices": 16384, "context": context, "batch": str(2**24)}
     found = planned("llama-3-405b", split=split, **asked)
     assert found.setup is not None
@@ -487,7 +488,7 @@ def test_llama_3_405b_fits_as_published(context: int, split: str) -> None:
     least_again = setup(
         needs_of("llama-3-405b", length=context), parse_split(split, 16384), "none", 2**24 / context
     )
-    assert 80e9 < least_again.memory.total < 1.15 * 80e9
+    assert 80e9 < least_again.memory.total < 2.1 * 80e9
     assert found.setup.layers == (7, *[8] * 14, 7)
     assert found.setup.split.ranks == 2**14 // math.prod(found.setup.split.axes.values())
     memory = found.setup.memory
