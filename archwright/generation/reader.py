@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from archwright.generation.engine import Engine
 from archwright.model.model import Decoder
 from archwright.parts.masks import prefix_size
 from archwright.spec.errors import UserError
@@ -45,6 +46,7 @@ class Reader:
         self._text = torch.empty(1 if sources is None else len(sources), 0, dtype=torch.long)
         self._cache = model.new_cache() if model.can_cache else None
         self._switches = model.switch_lengths
+        self._engine = Engine(model) if Engine.accepts(model) else None
 
     def read(self, tokens: Int[Tensor, " length"]) -> Float[Tensor, " vocab"]:
         """Return the logits after the next tokens of a single sequence."""
@@ -54,6 +56,13 @@ class Reader:
         """Return the logits after the next tokens of each sequence."""
         tokens = self._with_context(tokens)
         fresh = self._cache is None or not self._cache.num_read
+        plain = (
+            tokens.shape[1] == 1
+            and not torch.is_grad_enabled()
+            and not torch.is_autocast_enabled(tokens.device.type)
+        )
+        if self._engine is not None and self._cache is not None and not fresh and plain:
+            return self._engine.logits(tokens, self._cache)
         if self._sources is not None:
             source, real = self._sources if fresh else (None, None)
             read: Callable[..., Tensor] = self.model.hidden  # an encoder reads the source first

@@ -4,7 +4,7 @@ A state has two operations. `update` extends keys and values, or replaces a recu
 restarts with each document, according to the layout of the pass. `reorder` selects sequences of the batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -121,13 +121,7 @@ class KVCache(LayerState):
             new: keys and values of the pass, [batch, length, heads, width] like the result.
         """
         by_head = [x.detach().transpose(1, 2) for x in new]  # [batch, heads, length, width]
-        if not self._held:
-            self._held = [_empty(x, slots.capacity) for x in by_head]
-        elif self._held[0].shape[2] <= slots.capacity:
-            for i, held in enumerate(self._held):
-                self._held[i] = _empty(held, slots.capacity)
-                # The last slot collects tokens that are not stored, so it is not copied.
-                self._held[i][:, :, : held.shape[2] - 1] = held[:, :, :-1]
+        self._reserve(slots.capacity, by_head)
         # Concatenated before new tokens overwrite slots that some queries still see.
         if slots.seen is not None and slots.joins:
             before = [held[:, :, : slots.num_before].transpose(1, 2) for held in self._held]
@@ -140,6 +134,26 @@ class KVCache(LayerState):
             return shown
         # [batch, heads, slots, width] -> [batch, slots, heads, width]
         return [held[:, :, : slots.num_used].transpose(1, 2) for held in self._held]
+
+    def update_one(self, slots: "SlotTable", *new: Tensor) -> list[Tensor]:
+        """Store a further token of sequences that are alike; return all keys and values.
+
+        Shapes: [batch, heads, 1, width], and the result [batch, heads, slots, width].
+        """
+        self._reserve(slots.capacity, new)
+        for held, x in zip(self._held, new, strict=True):
+            slots.store(held, x)
+        return [held[:, :, : slots.num_used] for held in self._held]
+
+    def _reserve(self, capacity: int, new: Sequence[Tensor]) -> None:
+        """Make room for all slots of a table."""
+        if not self._held:
+            self._held = [_empty(x, capacity) for x in new]
+        elif self._held[0].shape[2] <= capacity:
+            for i, held in enumerate(self._held):
+                self._held[i] = _empty(held, capacity)
+                # The last slot collects tokens that are not stored, so it is not copied.
+                self._held[i][:, :, : held.shape[2] - 1] = held[:, :, :-1]
 
 
 def _empty(like: Tensor, capacity: int) -> Tensor:
