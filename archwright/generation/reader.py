@@ -29,18 +29,7 @@ class Reader:
     """
 
     def __init__(self, model: Decoder, sources: Sequence[Tensor] | None = None) -> None:
-        if (sources is None) != model.spec.encoder.is_none:
-            raise UserError(
-                "source: found none; expected a text for the model's encoder"
-                if sources is None
-                else "source: found one; the model has no encoder: give a prompt instead"
-            )
-        for pattern in model.masks.values():
-            if pattern.lookahead != 0 and not prefix_size(pattern):
-                raise UserError(
-                    f"model: found a mask with which tokens see later ones ({type(pattern).__name__}), as in an "
-                    "encoder; expected a decoder or an encoder-decoder"
-                )
+        check_readable(model, has_source=sources is not None)
         self._sources = None if sources is None else _side_by_side(sources)
         self.model, self.context = model, model.spec.context_length
         self._text = torch.empty(1 if sources is None else len(sources), 0, dtype=torch.long)
@@ -110,6 +99,22 @@ class Reader:
         if length >= max(sizes, default=0):
             return None
         return torch.full((rows,), min(length, *sizes))
+
+
+def check_readable(model: Decoder, *, has_source: bool) -> None:
+    """Refuse a missing or unexpected source, or a model that sees later tokens."""
+    if has_source == model.spec.encoder.is_none:
+        raise UserError(
+            "source: found none; expected a text for the model's encoder"
+            if not has_source
+            else "source: found one; the model has no encoder: give a prompt instead"
+        )
+    for pattern in model.masks.values():
+        if pattern.lookahead != 0 and not prefix_size(pattern):
+            raise UserError(
+                f"model: found a mask with which tokens see later ones ({type(pattern).__name__}), as in an "
+                "encoder; expected a decoder or an encoder-decoder"
+            )
 
 
 def _side_by_side(sources: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

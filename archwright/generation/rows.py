@@ -1,4 +1,4 @@
-"""Sampling of several sequences side by side, each as if it were alone."""
+"""Sampling of several sequences in a batch."""
 
 from collections.abc import Callable, Sequence
 

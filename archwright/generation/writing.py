@@ -12,7 +12,7 @@ from torch import Tensor
 
 from archwright.generation.beams import EarlyStopping, beam_search_many
 from archwright.generation.defaults import DRAWING, Searching, max_new_tokens, sampling, searching
-from archwright.generation.reader import Reader
+from archwright.generation.reader import Reader, check_readable
 from archwright.generation.rows import Rows, can_pad, sample_rows
 from archwright.generation.sampling import Sampler, Sampling, check_settings, sample
 from archwright.generation.text_stream import Characters, StopStrings
@@ -128,7 +128,7 @@ def generate(
 ) -> Generated | list[Generated]:
     """Return the text that the run's model generates; see `stream` for text as it comes.
 
-    Batches do not change texts, up to rounding: each sample has a random generator of its own.
+    Batches do not change texts, up to rounding: each sample has its own random generator.
 
     Args:
         prompt: A text to continue, a conversation to answer by the checkpoint's chat template, or a list of them.
@@ -314,7 +314,7 @@ def _results(run: OpenRun, tasks: Sequence[_Task], batch_size: int) -> Iterator[
     pads = can_pad(run.model)
 
     def kind(task: _Task) -> object:
-        """Tasks of one kind share batches; others are alone."""
+        """Return a key; equal keys share batches."""
         if task.source is not None:
             return (
                 task.search,
@@ -355,7 +355,7 @@ def _written(run: OpenRun, tasks: Sequence[_Task]) -> list[Generated]:
 
 
 def _tokens(run: OpenRun, task: _Task) -> Iterator[int]:
-    """Return the tokens of a task alone, without an end-of-text token."""
+    """Return the tokens of a single task, without an end-of-text token."""
     if task.search.num_beams > 1:
         return iter(_searched(run, [task])[0])
     return sample(
@@ -449,8 +449,7 @@ def _task(run: OpenRun, request: Request) -> _Task:
         raise UserError(f"stop: found {bad[0]!r}; expected a text of one character or more")
     start, seed = torch.tensor(ids, dtype=torch.long, device=device), settings.get("seed", 0)
     most = max_new_tokens(tokenizer, settings.get("max_new_tokens"))
-    # Refuses a model or a source that does not fit.
-    Reader(model, None if source is None else [source])
+    check_readable(model, has_source=has_source)
     count = {"num_samples": request.num_samples, "max_new_tokens": most, "seed": seed}
     check_settings(model, start, **count, **asdict(drawn))
     if len(ids) > (context := model.spec.context_length) and not model.can_generate_indefinitely:
