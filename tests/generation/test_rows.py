@@ -78,7 +78,7 @@ def test_a_prompt_is_read_once_for_all_samples(
 
     monkeypatch.setattr(run.model, "hidden", seen)
     generate(run, "hello", num_samples=4, max_new_tokens=3)
-    assert shapes == [(1, 6), (4, 1), (4, 1)]
+    assert [shape for shape in shapes if shape[1] > 1] == [(1, 6)]
 
 
 def test_texts_end_at_different_times_for_different_reasons(run: OpenRun) -> None:
