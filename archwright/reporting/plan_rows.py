@@ -159,7 +159,7 @@ def memory_rows(plan: Plan) -> Iterator[Figure]:
         "parallelism",
         setup.split.name,
         "estimated",
-        "the simplest of the fastest that fit" if plan.setup else "least memory",
+        "the fastest that fits" if plan.setup else "least memory",
     )
     if setup.split.devices > 1:
         yield Figure("archwright train", _keys(setup))

@@ -40,7 +40,7 @@ def test_a_page(capsys: pytest.CaptureFixture[str]) -> None:
         r"communication time +\d+ s +lower bound, of a step, over the slower links",
         r"bound by +compute +lower bound, inside servers [\d.]+ s \(data, tensor\); between servers \d+ s \(data\); ",
         r"; compute 28 s\n",
-        r"parallelism +FSDP, tensor-parallel 2 +estimated, the simplest of the fastest that fit",
+        r"parallelism +FSDP, tensor-parallel 2 +estimated, the fastest that fits",
         r"archwright train +scale.shard=32 scale.tensor=2 grad_accum_steps=\d+",
         r"checkpointing +selective +estimated",
         r"training time +[\d,]+ to [\d,]+ days +estimated, at 50 % to 30 % MFU",

@@ -230,7 +230,8 @@ def test_own_hardware_by_keys(tmp_path: Path) -> None:
     )
     device = load_hardware(str(own))
     assert (device.name, device.peak("bf16"), device.network_bandwidth) == ("mine", 2e14, "none")
-    with pytest.raises(UserError, match=r"network_bandwith: unknown key\. Did you mean"):
+    assert device.evidence == found.workload.hardware.evidence == "given"
+    with pytest.raises(UserError, match=r"hardware\.network_bandwith: unknown key\. Did you mean"):
         workload(hardware="h100", hardware_keys=["network_bandwith=1e9"])
 
 
