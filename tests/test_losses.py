@@ -15,7 +15,6 @@ from archwright.losses import Loss, cross_entropy, linear_cross_entropy
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import Head
 from archwright.parts.feedforward import RouterAuxLoss
-from archwright.parts.linear import Linear
 from archwright.spec.embeddings import Head as HeadSpec
 from archwright.spec.errors import UserError
 
@@ -367,7 +366,7 @@ def test_linear_never_holds_all_logits():
                 largest = max(largest, made.numel() if isinstance(made, Tensor) else 0)
             return found
 
-    head, hidden = Linear(4, 20_000), torch.randn(2000, 4, requires_grad=True)
+    head, hidden = Head(HeadSpec(), 4, 20_000), torch.randn(2000, 4, requires_grad=True)
     torch.nn.init.normal_(head.weight)
     targets = torch.arange(2000)
     with Watch():

@@ -24,6 +24,8 @@ FINAL = "final"
 """Name of the final evaluation of a run that keeps only records."""
 SAMPLE_TOKENS = 160
 """Tokens of the sample."""
+LARGEST_SAMPLED = 8 * 10**9
+"""Bytes of weights from which several ranks write no sample: 160 tokens would take a minute at 20 GB/s."""
 TIMED_TOKENS = 4096
 """Held-out tokens for timing the end of a run."""
 TIMED_SAMPLE = 10
@@ -40,7 +42,12 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     If a process was killed here, its records are not repeated.
     """
     session, first = loop.session, loop.processes.first
-    windows = session.windows(material, _final(session.run))
+    samples = session.windows(material, _final(session.run)).generates_text
+    if samples and not can_sample(session):
+        loop.progress.say(
+            f"no sample: one process would read {LARGEST_SAMPLED // 10**9} GB or more for each token"
+        )
+        samples = False
     loop.restore_best()
     final_evaluation(loop, folder, material)
     first(lambda: _record_baselines(loop, folder, material))
@@ -48,7 +55,7 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     session.write_model(folder.model_file, metadata)
 
     def complete() -> None:
-        if windows.generates_text:
+        if samples:
             with session.whole_model(folder.model_file) as model:
                 text = printable(_sample(session, model, material.tokenizer, SAMPLE_TOKENS))
             folder.check_kept()
@@ -95,7 +102,7 @@ def time_end(session: Session, folder: RunFolder, material: Material) -> tuple[f
             _sample(session, model, material.tokenizer, 2)  # the first tokens take longer
             return _seconds(lambda: _sample(session, model, material.tokenizer, TIMED_SAMPLE))
 
-    if windows.generates_text:
+    if windows.generates_text and can_sample(session):
         others += SAMPLE_TOKENS / TIMED_SAMPLE * first(sampling)
     first(folder.timed_file.unlink)
     return per_token, others
@@ -105,6 +112,12 @@ def _seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def can_sample(session: Session) -> bool:
+    """True if the weights are on this device, or one of several ranks can read all of them for each token."""
+    size = 4 * session.whole.num_parameters()
+    return session.processes.layout.size == 1 or size < LARGEST_SAMPLED
 
 
 def _sample(session: Session, model: Decoder, tokenizer: Tokenizer, max_tokens: int) -> str:
