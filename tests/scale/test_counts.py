@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 
 from archwright.model import build
+from archwright.planning.split import Split
+from archwright.planning.stages import Needs
+from archwright.planning.training_memory import setup
+from archwright.spec.run_spec import RunSpec
 from tests.scale.counted import CASES, MODEL, ROWS
 from tests.scale.together import started
 
@@ -85,3 +89,38 @@ def test_tensor_groups_gather_no_logits(counts: dict[str, Counts]) -> None:
 def test_stages_send_the_stream_in_half_the_bytes(counts: dict[str, Counts]) -> None:
     stream = 2 * ROWS * MODEL.context_length * MODEL.dim
     assert counts["pipeline"]["bytes"]["send bfloat16"] == PARTS["pipeline"] * stream
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "words"),
+    [
+        ("float32", Split(2, "fsdp"), ("scale.param_dtype=float32",)),
+        ("bfloat16", Split(2, "fsdp"), ()),
+        ("not freed", Split(2, "fsdp"), ("scale.reshard=false",)),
+        ("replicas", Split(2), ()),
+        ("tensor", Split(2, tensor=2), ()),
+        ("pipeline", Split(2, pipeline=2), ()),
+    ],
+)
+def test_a_plan_says_what_is_sent_and_kept(
+    name: str, split: Split, words: tuple[str, ...], counts: dict[str, Counts]
+) -> None:
+    found, parts = counts[name], PARTS[name]
+    run = RunSpec(model=MODEL).override(*words)
+    model = build(MODEL, device="meta")
+    needs = Needs(run, model, MODEL.context_length)
+    way = setup(needs, split, "none", ROWS * parts, ROWS // split.ranks)
+    # A process sends half of what two gather, its half of a sum, and twice half of an all-reduced one.
+    shares = {"gather": 0.5, "scatter": 1.0, "reduce": 1.0, "send": 1.0}
+    dtypes = (
+        ("bfloat16",) if split.replicas == 1 else ("bfloat16", "float32")
+    )  # others are of the ends
+    sent = sum(
+        share * found["bytes"].get(f"{kind} {dtype}", 0)
+        for kind, share in shares.items()
+        for dtype in dtypes
+    )
+    assert sent == pytest.approx(sum(way.exchange.values()), rel=0.1)
+    if "gradients kept" in found and split.tensor == 1:
+        gradients = found["gradients kept"] * model.num_parameters()
+        assert gradients == pytest.approx(way.memory.gradients, rel=0.1)
