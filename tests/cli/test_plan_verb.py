@@ -41,7 +41,7 @@ def test_a_page(capsys: pytest.CaptureFixture[str]) -> None:
         r"bound by +compute +lower bound, inside servers [\d.]+ s \(data, tensor\); between servers \d+ s \(data\); ",
         r"; compute 28 s\n",
         r"parallelism +FSDP, tensor-parallel 2 +estimated, the fastest that fits",
-        r"archwright train +scale.shard=32 scale.tensor=2 grad_accum_steps=\d+",
+        r"archwright train +yes +scale.shard=32 scale.tensor=2 grad_accum_steps=\d+",
         r"checkpointing +selective +estimated",
         r"training time +[\d,]+ to [\d,]+ days +estimated, at 50 % to 30 % MFU",
         r"feed-forward +56.4B +80 % +1.13e11 +2.25e11 +75 %",

@@ -1,7 +1,6 @@
-"""What a plan sends over which links: against a simulation, what two processes count, and published runs."""
+"""What a plan sends over which links: against a simulation, and published runs."""
 
 import itertools
-import json
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +19,6 @@ from archwright.spec.errors import UserError
 from archwright.spec.hardware import load_hardware
 from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.run_spec import RunSpec
-from tests.scale.counted import MODEL, ROWS
-from tests.scale.together import started
 
 
 def planned(name: str, *changes: str, **asked: object) -> Plan:
@@ -280,28 +277,3 @@ def test_a_split_that_cannot_be_is_one_line(text: str, line: str) -> None:
     with pytest.raises(UserError) as error:
         planned("llama-3-8b", devices=64, split=text)
     assert error.value.lines == (line,)
-
-
-@pytest.mark.slow
-def test_a_plan_sends_what_two_processes_count(tmp_path: Path) -> None:
-    """Weights and gradients of FSDP, and all of tensor parallelism inside layers."""
-    out = tmp_path / "found.json"
-    done = started(2, "-m", "tests.scale.counted", str(out))
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(out.read_text("utf-8"))
-    model = build(MODEL, device="meta")
-    for name, split, keys in (
-        ("bfloat16", Split(2, "fsdp"), ()),
-        ("not freed", Split(2, "fsdp"), ("scale.reshard=false",)),
-        ("float32", Split(2, "fsdp"), ("scale.param_dtype=float32",)),
-        ("tensor", Split(2, tensor=2), ()),
-    ):
-        needs = Needs(RunSpec(model=MODEL).override(*keys), model, MODEL.context_length)
-        texts = 2.0 * ROWS if split.data == "fsdp" else ROWS
-        way = setup(needs, split, "none", texts, ROWS // 2 if split.data == "fsdp" else ROWS)
-        found = counts[name]["bytes"]
-        kinds = ("bfloat16",) if name == "tensor" else ("bfloat16", "float32")
-        # Of two processes each sends half of what all have after a gathering, and as much as it keeps of a sum.
-        gathers = sum(found.get(f"gather {kind}", 0) for kind in kinds) / 2
-        scatters = sum(found.get(f"scatter {kind}", 0) for kind in kinds)
-        assert sum(way.exchange.values()) == pytest.approx(gathers + scatters, rel=0.02), name
