@@ -36,7 +36,7 @@ def requests(options: Namespace, settings: Settings) -> list[Request]:
     Raises:
         UserError: a file that is missing, empty, or not UTF-8; a line that is not a valid JSON object.
     """
-    count = options.num_samples or 1
+    count = 1 if options.num_samples is None else options.num_samples
 
     def request(text: str, source: str | None = None) -> Request:
         return Request(_prompt(options, text), source, settings, count)
@@ -174,9 +174,14 @@ def _from_json(options: Namespace, place: str, line: str, default: Request) -> R
         record.pop("source", default.source),
         record.pop("num_samples", default.num_samples),
     )
-    for name, value in (("prompt", text), ("source", source or "")):
-        if not isinstance(value, str):
-            raise UserError(f"{place}: {name}: found {value!r}; expected a text")
+    for name, value, kind, expected in (
+        ("prompt", text, str, "a text"),
+        ("source", source or "", str, "a text"),
+        ("messages", messages or [], list, "a list"),
+        ("num_samples", count, int, "a whole number"),
+    ):
+        if not isinstance(value, kind):
+            raise UserError(f"{place}: {name}: found {value!r}; expected {expected}")
     prompt = _prompt(options, text) if messages is None else messages
     return Request(prompt, source, default.settings | cast(Settings, record), count, place)
 

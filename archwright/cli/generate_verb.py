@@ -54,6 +54,7 @@ def run(words: Sequence[str]) -> int:
     options, parts = _parser().parse_with_parts(words)
     _check(options)
     from archwright.cli.generate_modes import converse, print_all, requests
+    from archwright.model.quantisation import quantise
     from archwright.runs import RunFolder
     from archwright.runs.load import open_run
 
@@ -64,6 +65,8 @@ def run(words: Sequence[str]) -> int:
     try:
         for name in options.runs:
             opened = open_run(name, device=options.device, dtype=options.dtype)
+            if options.weights:
+                quantise(opened.model, options.weights)
             if options.interactive:
                 return converse(opened, options, settings)
             if options.runs[1:] and not options.json:
@@ -83,6 +86,8 @@ def _check(options: "Namespace") -> None:
                 raise UserError(f"{first}: given together with {second}; expected one of them")
     if options.system is not None and not options.chat:
         raise UserError("--system: found without --chat, of which it is a part; add --chat")
+    if options.batch_size < 1:
+        raise UserError(f"--batch-size: found {options.batch_size}; expected 1 or more")
     if options.runs[1:]:
         if options.interactive:
             raise UserError(f"--interactive: found {len(options.runs)} runs; expected one")
@@ -192,6 +197,11 @@ def _parser() -> Parser:
         "--dtype",
         metavar="NAME",
         help="of the weights: float32, bfloat16 or float16 (default: float32)",
+    )
+    group.add_argument(
+        "--weights",
+        choices=("int8", "int4"),
+        help="round the weights to 8 or 4 bits: less memory, and faster if memory limits the speed",
     )
     group.add_argument(
         "--json",

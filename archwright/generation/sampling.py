@@ -119,9 +119,21 @@ def draw(
     generator: torch.Generator,
     min_p: float = 0.0,
 ) -> int:
-    """Draw one token; see `sample`. Tokens are sorted only if `top_k` or `top_p` needs it, and then few of them."""
+    """Draw one token; see `sample`."""
     if temperature == 0:
         return int(logits.argmax())
+    weights, order = weights_of(logits, temperature, top_k, top_p, min_p)
+    index = torch.multinomial(weights, 1, generator=generator)
+    return int(index if order is None else order[index])
+
+
+def weights_of(
+    logits: Float[Tensor, " vocab"], temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[Float[Tensor, " kept"], Int[Tensor, " kept"] | None]:
+    """Return weights proportional to probabilities, and the tokens they belong to; None for all in order.
+
+    Tokens are sorted only if `top_k` or `top_p` needs it, and only as many as it needs.
+    """
     order = None
     if top_k:
         logits, order = logits.topk(min(top_k, len(logits)))
@@ -136,8 +148,7 @@ def draw(
         weights = weights.masked_fill(before >= top_p, 0.0)
     if min_p:
         weights = weights.masked_fill(weights < min_p * weights.max(), 0.0)
-    index = torch.multinomial(weights, 1, generator=generator)
-    return int(index if order is None else order[index])
+    return weights, order
 
 
 MOST_BEAMS = MOST_SAMPLES = 1024

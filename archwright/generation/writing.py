@@ -443,11 +443,14 @@ def _task(run: OpenRun, request: Request) -> _Task:
         source = torch.tensor(source_tokens(tokenizer, request.source), device=device)
     drawn, search = _resolved(tokenizer, request)
     stop = settings.get("stop")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    several = () if stop is None else stop
+    stops = tuple(several) if isinstance(several, list | tuple) else (several,)
     if bad := [text for text in stops if not (isinstance(text, str) and text)]:
         raise UserError(f"stop: found {bad[0]!r}; expected a text of one character or more")
     start, seed = torch.tensor(ids, dtype=torch.long, device=device), settings.get("seed", 0)
     most = max_new_tokens(tokenizer, settings.get("max_new_tokens"))
+    # Refuses a model or a source that does not fit.
+    Reader(model, None if source is None else [source])
     count = {"num_samples": request.num_samples, "max_new_tokens": most, "seed": seed}
     check_settings(model, start, **count, **asdict(drawn))
     if len(ids) > (context := model.spec.context_length) and not model.can_generate_indefinitely:

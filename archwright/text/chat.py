@@ -29,7 +29,8 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
         UserError: no messages, no chat template, or a template that fails or refuses the messages.
     """
     template = _template(tokenizer)
-    if not messages or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+    is_list = isinstance(messages, list | tuple) and bool(messages)
+    if not (is_list and all(isinstance(m, Mapping) and "role" in m for m in messages)):
         found = json.dumps(messages, default=str)[:80]
         raise UserError(f'messages: found {found}; expected objects with "role" and "content"')
     named = [table(tokenizer.files, file) for file in ("special_tokens_map.json", CONFIG)]
