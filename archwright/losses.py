@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from archwright.data.inputs import IGNORE
 from archwright.parts.branch import Branch
+from archwright.parts.embeddings import Head, VocabShards
 from archwright.parts.feedforward import RouterAuxLoss
-from archwright.parts.linear import Linear
 from archwright.parts.norms import without_autocast
 from archwright.spec.errors import UserError
 
@@ -22,8 +22,10 @@ AUXILIARY = "auxiliary"
 CHUNK, CUDA_CHUNK = 2**19, 2**25
 """Logits per chunk, to fit a CPU's cache and amortise a GPU's kernel launches."""
 
-LINEAR_CHUNK = 2**26
+LINEAR_CHUNK, CUDA_LINEAR_CHUNK = 2**26, 2**30
 """Bytes of float32 logits per chunk: enough rows for fast matmuls and cheap gradient accumulation."""
+CUDA_ROWS = 2048
+"""Minimum rows of a chunk on a GPU, where each chunk also reads and writes a gradient as large as the head."""
 
 LEAST = 1e-30
 """Threshold for the target's probability: smaller values may underflow."""
@@ -51,6 +53,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     ignore_index: int = IGNORE,
     num_valid: int | Tensor | None = None,
+    vocab: VocabShards | None = None,
 ) -> Loss:
     """Return the cross-entropy of logits with z-loss and label smoothing.
 
@@ -64,58 +67,85 @@ def cross_entropy(
     Args:
         num_valid: Divisor. Default: valid targets of this batch. With the valid targets of all microbatches and ranks,
             their losses and gradients sum to the loss and gradient of the full batch.
+        vocab: Ranks that split the last axis of the logits.
 
     Source: Chowdhery et al., 2022, PaLM, section 5, z-loss; Szegedy et al., 2016, section 7, label smoothing.
     """
     rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
     num_targets = (flat != ignore_index).sum()
-    divisor = num_targets if num_valid is None else torch.as_tensor(num_valid, device=rows.device)
     needs_gradient = rows.requires_grad and torch.is_grad_enabled()
-    total, nll_sum, z_term = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+    total, nll_sum, z_term = (_CrossEntropy if vocab is None else _ShardedCrossEntropy).apply(  # type: ignore[no-untyped-call]
         rows,
         flat,
         float(z_loss),
         label_smoothing,
         ignore_index,
-        divisor.clamp(min=1),
+        _divisor(num_targets if num_valid is None else num_valid, rows.device),
         needs_gradient,
+        vocab,
     )
     return Loss(total, nll_sum, z_term, num_targets)
 
 
 def linear_cross_entropy(
     hidden: Float[Tensor, "*batch dim"],
-    head: Linear,
+    head: Head,
     targets: Int[Tensor, "*batch"],
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
     ignore_index: int = IGNORE,
     num_valid: int | Tensor | None = None,
+    whole: bool = False,
 ) -> Loss:
     """Return cross_entropy(head(hidden), targets, ...) without storing all logits.
 
     The head and the loss run on chunks of rows. The gradients of a chunk are computed before its logits are freed, and
     stored until the backward pass. This needs no additional matmul; recomputing the logits would add a third.
     Call it inside the autocast context, because the head uses autocast's dtype.
+
+    Args:
+        whole: Compute all logits at once. If ranks split them, no rank gathers them.
     """
-    rows, flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    flat = targets.reshape(-1)
     num_targets = (flat != ignore_index).sum()
-    divisor = num_targets if num_valid is None else torch.as_tensor(num_valid, device=rows.device)
-    parameters = [p for p in head.parameters() if p.requires_grad]
-    needs_gradient = torch.is_grad_enabled() and (rows.requires_grad or bool(parameters))
-    total, nll_sum, z_term = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        rows,
-        head,
-        flat,
-        z_loss,
-        label_smoothing,
-        ignore_index,
-        divisor.clamp(min=1),
-        needs_gradient,
-        *parameters,
-    )
+    divisor = _divisor(num_targets if num_valid is None else num_valid, flat.device)
+    settings: dict[str, Any] = {
+        "z_loss": z_loss,
+        "label_smoothing": label_smoothing,
+        "ignore_index": ignore_index,
+        "vocab": head.vocab,
+    }
+
+    def loss_of(logits_of: Callable[[Tensor], Tensor], rows: Tensor) -> tuple[Tensor, ...]:
+        if whole:
+            logits = logits_of(rows)
+            with without_autocast(rows.device.type):
+                loss = cross_entropy(logits, flat, num_valid=divisor, **settings)
+            return loss.total, loss.nll_sum, loss.z_term
+        parameters = [p for p in head.parameters() if p.requires_grad]
+        needs_gradient = torch.is_grad_enabled() and (rows.requires_grad or bool(parameters))
+        terms: tuple[Tensor, ...] = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            rows,
+            logits_of,
+            head.d_out,
+            flat,
+            settings,
+            divisor,
+            needs_gradient,
+            *parameters,
+        )
+        return terms
+
+    total, nll_sum, z_term = head(hidden.reshape(-1, hidden.shape[-1]), loss_of)
     return Loss(total, nll_sum, z_term, num_targets)
+
+
+def rows_per_chunk(vocab_size: int, device: str) -> int:
+    """Return the rows of a chunk of `linear_cross_entropy` on a type of device."""
+    if device == "cpu":
+        return LINEAR_CHUNK // (4 * vocab_size)
+    return max(CUDA_ROWS, CUDA_LINEAR_CHUNK // (4 * vocab_size))
 
 
 def pop_aux_losses(
@@ -190,11 +220,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden: Tensor,
-        head: Linear,
+        logits_of: Callable[[Tensor], Tensor],
+        num_logits: int,
         targets: Tensor,
-        z_loss: float,
-        label_smoothing: float,
-        ignore_index: int,
+        settings: dict[str, Any],
         divisor: Tensor,
         needs_gradient: bool,
         *parameters: Tensor,
@@ -203,22 +232,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients = [
             torch.zeros_like(p, dtype=_upcast_dtype(p.dtype)) for p in (hidden, *parameters)
         ]
-        for rows in _slices(len(hidden), LINEAR_CHUNK // (4 * head.d_out)):
+        for rows in _slices(len(hidden), rows_per_chunk(num_logits, hidden.device.type)):
             chunk = hidden[rows].detach()
             # Hooks of a checkpointed layer would recompute it here.
             keep = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
             with torch.set_grad_enabled(needs_gradient), keep:
                 chunk.requires_grad_(needs_gradient)
-                logits = head(chunk)
+                logits = logits_of(chunk)
                 with without_autocast(hidden.device.type):
-                    loss = cross_entropy(
-                        logits,
-                        targets[rows],
-                        z_loss=z_loss,
-                        label_smoothing=label_smoothing,
-                        ignore_index=ignore_index,
-                        num_valid=1,
-                    )
+                    loss = cross_entropy(logits, targets[rows], num_valid=1, **settings)
             sums += torch.stack([loss.total.detach(), loss.nll_sum, loss.z_term])
             if needs_gradient:
                 chunk_total = loss.total
@@ -245,7 +267,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             (gradient * factor).to(dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         )
-        return hidden_gradient, *(None,) * 7, *rest
+        return hidden_gradient, *(None,) * 6, *rest
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -261,6 +283,7 @@ class _CrossEntropy(torch.autograd.Function):
         ignore_index: int,
         divisor: Tensor,
         needs_gradient: bool,
+        vocab: VocabShards | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = _upcast_dtype(logits.dtype)
         # In float16, p / divisor would underflow before the loss scale is applied in backward.
@@ -305,7 +328,63 @@ class _CrossEntropy(torch.autograd.Function):
             # Multiply in the factor's dtype: a loss scale may overflow float16.
             for rows in _chunks(unscaled):
                 gradient[rows] = unscaled[rows] * factor
-        return gradient, *(None,) * 6
+        return gradient, *(None,) * 7
+
+
+class _ShardedCrossEntropy(_CrossEntropy):
+    """Compute the loss of logits that ranks split, with two all-reduces of [tokens]; the gradient is local.
+
+    Source: Shoeybi et al., 2019, Megatron-LM, section 3.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        z_loss: float,
+        label_smoothing: float,
+        ignore_index: int,
+        divisor: Tensor,
+        needs_gradient: bool,
+        vocab: VocabShards | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert vocab is not None
+        dtype, valid = _upcast_dtype(logits.dtype), (targets != ignore_index)[:, None]
+        local = targets[:, None] - vocab.start
+        is_local = valid & (local >= 0) & (local < logits.shape[-1])
+        local = torch.where(is_local, local, 0)
+        largest = vocab.max(logits.amax(-1, keepdim=True).to(dtype))  # [tokens, 1]
+        # Sum of exponentials, logit of the target, and sum of logits.
+        sums = torch.empty(len(logits), 3, dtype=dtype, device=logits.device)
+        for rows in _chunks(logits):
+            chunk = logits[rows].to(dtype)
+            sums[rows, :1] = (chunk - largest[rows]).exp().sum(-1, keepdim=True)
+            sums[rows, 1:2] = torch.where(is_local[rows], chunk.gather(-1, local[rows]), 0)
+            sums[rows, 2:] = chunk.sum(-1, keepdim=True)
+        exp_sum, logit, logit_sum = vocab.sum(sums).split(1, -1)
+        log_z = largest + exp_sum.log()
+        if needs_gradient:
+            gradient, weight = torch.empty_like(logits), valid.to(dtype) / divisor
+            for rows in _chunks(logits):
+                terms = (logits[rows].to(dtype) - log_z[rows]).exp()
+                terms.mul_((1 + 2 * z_loss * log_z[rows]) * weight[rows])
+                terms.sub_(weight[rows] * (label_smoothing / vocab.size))
+                at_target = torch.where(is_local[rows], weight[rows] * (label_smoothing - 1), 0)
+                gradient[rows] = terms.scatter_add_(-1, local[rows], at_target)
+            ctx.save_for_backward(gradient, torch.ones_like(divisor))
+        nll_sum = torch.where(valid, log_z - logit, 0).sum()
+        excess = torch.where(valid, logit - logit_sum / vocab.size, 0).sum()
+        z_term = torch.where(valid, log_z.square(), 0).sum() * z_loss / divisor
+        ctx.mark_non_differentiable(nll_sum, z_term)
+        return (nll_sum + label_smoothing * excess) / divisor + z_term, nll_sum, z_term
+
+
+def _divisor(num_valid: int | Tensor, device: torch.device) -> Tensor:
+    """Return max(num_valid, 1) on a device; a copy of a Python number would wait for a GPU."""
+    if isinstance(num_valid, Tensor):
+        return num_valid.to(device).clamp(min=1)
+    return torch.full((), max(num_valid, 1), device=device)
 
 
 def _log_z(logits: Tensor, probabilities: Tensor, targets: Tensor) -> Tensor:

@@ -1,6 +1,9 @@
 """The loss against its formula in float64, and torch's own cross-entropy."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -8,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archwright import losses
-from archwright.losses import cross_entropy, linear_cross_entropy
+from archwright.losses import Loss, cross_entropy, linear_cross_entropy
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import Head
 from archwright.parts.feedforward import RouterAuxLoss
-from archwright.parts.linear import Linear
 from archwright.spec.embeddings import Head as HeadSpec
 from archwright.spec.errors import UserError
 
@@ -79,7 +81,7 @@ def test_gradcheck(z_loss, chunk_size):
 def test_label_smoothing_is_torch_s(loss_of, z_loss, chunk_size, few_rows):
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(12, 8, generator=generator, dtype=torch.float64, requires_grad=True)
-    head = Linear(8, 37).double()
+    head = Head(HeadSpec(), 8, 37).double()
     torch.nn.init.normal_(head.weight, generator=generator)
     targets = torch.randint(37, (12,), generator=generator)
     targets[4] = -100
@@ -329,7 +331,7 @@ def test_linear_gradients_of_a_tied_table_add_up(few_rows):
 
 def test_linear_float16_gradients_do_not_underflow():
     """The share of a token among many is smaller than float16 can say."""
-    head = Linear(2, 60_000).half()
+    head = Head(HeadSpec(), 2, 60_000).half()
     torch.nn.init.zeros_(head.weight)
     hidden = torch.ones(1, 2, dtype=torch.float16)
     loss = linear_cross_entropy(hidden, head, torch.tensor([0]), num_valid=4096).total
@@ -364,9 +366,71 @@ def test_linear_never_holds_all_logits():
                 largest = max(largest, made.numel() if isinstance(made, Tensor) else 0)
             return found
 
-    head, hidden = Linear(4, 20_000), torch.randn(2000, 4, requires_grad=True)
+    head, hidden = Head(HeadSpec(), 4, 20_000), torch.randn(2000, 4, requires_grad=True)
     torch.nn.init.normal_(head.weight)
     targets = torch.arange(2000)
     with Watch():
         linear_cross_entropy(hidden, head, targets).total.backward()
     assert largest <= losses.LINEAR_CHUNK / 4 < hidden.shape[0] * 20_000 / 2
+
+
+class _Lockstep:
+    """One of several threads that split a vocabulary."""
+
+    def __init__(self, barrier: threading.Barrier, values: list[Tensor], rank: int) -> None:
+        self.barrier, self.values, self.size = barrier, values, 36
+        self.rank, self.start = rank, rank * 12
+
+    def max(self, x: Tensor) -> Tensor:
+        return self.exchanged(x).amax(0)
+
+    def sum(self, x: Tensor) -> Tensor:
+        return self.exchanged(x).sum(0)
+
+    def exchanged(self, x: Tensor) -> Tensor:
+        self.values[self.rank] = x
+        self.barrier.wait(60)
+        stacked = torch.stack(self.values)
+        self.barrier.wait(60)
+        return stacked
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("softcap", ["none", 3.0])
+def test_a_split_vocabulary_has_the_loss_and_gradients_of_a_whole_one(
+    whole: bool, softcap: str | float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "LINEAR_CHUNK", 4 * 36 * 5)
+    monkeypatch.setattr(losses, "CHUNK", 12 * 3)
+    generator = torch.Generator().manual_seed(3)
+    spec = HeadSpec.model_validate({"softcap": softcap, "bias": True})
+    head = Head(spec, 8, 36).double()
+    torch.nn.init.normal_(head.weight, generator=generator)
+    hidden = 5 * torch.randn(14, 8, generator=generator, dtype=torch.float64)
+    targets = torch.randint(36, (14,), generator=generator)
+    targets[[4, 9]] = 7
+    options: dict[str, Any] = {"z_loss": 0.3, "label_smoothing": 0.1, "ignore_index": 7}
+
+    def computed(part: Head) -> tuple[Loss, Tensor, Tensor]:
+        rows = hidden.clone().requires_grad_()
+        loss = linear_cross_entropy(rows, part, targets, whole=whole, **options)
+        x, weight = torch.autograd.grad(2.5 * loss.total, (rows, part.weight))
+        return loss, x, weight
+
+    expected, x, weight = computed(head)
+    values = [torch.empty(0)] * 3
+    barrier, parts = threading.Barrier(3), []
+    for rank in range(3):
+        part = Head(spec, 8, 36).double()
+        part.weight = torch.nn.Parameter(head.weight[12 * rank : 12 * rank + 12].detach())
+        assert head.bias is not None
+        part.bias = torch.nn.Parameter(head.bias[12 * rank : 12 * rank + 12].detach())
+        part.vocab = _Lockstep(barrier, values, rank)
+        parts.append(part)
+    with ThreadPoolExecutor(3) as pool:
+        found = [*pool.map(computed, parts)]
+    for loss, _, _ in found:
+        for name in ("total", "nll_sum", "z_term"):
+            torch.testing.assert_close(getattr(loss, name), getattr(expected, name))
+    torch.testing.assert_close(torch.stack([own for _, own, _ in found]).sum(0), x)
+    torch.testing.assert_close(torch.cat([own for _, _, own in found]), weight)

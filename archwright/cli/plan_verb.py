@@ -60,6 +60,8 @@ EXAMPLES = """\
     layer_kinds.local.attention.mask.size=1024 \\
     'layers.cycle=["local","local","local","local","local","default"]'"""
 
+HARDWARE = "hardware."
+"""Prefix of keys of the device on the command line."""
 SETTINGS = (
     *("devices", "precision", "tokens", "batch", "context"),
     *("mfu", "price", "split", "micro_batch"),
@@ -74,7 +76,7 @@ def run(words: Sequence[str]) -> int:
     work = _workload(options)
     from archwright.cli.plan_variants import variants
 
-    runs = variants(options.what)
+    runs = variants([word for word in options.what if not word.startswith(HARDWARE)])
     step = None
     if options.hardware == presets.THIS:
         from archwright.cli.this_machine import with_bandwidth
@@ -159,7 +161,7 @@ def _parser() -> Parser:
         "--hardware",
         default="h100",
         metavar="NAME",
-        help="a device, or this machine (default: h100)",
+        help="a device, its file, or this machine (default: h100)",
     )
     add(
         "--devices",
@@ -195,4 +197,7 @@ def _workload(options: Namespace) -> "Workload":
         hardware = this_machine()
         if options.precision == "bf16" and "bf16" not in hardware.peak_flops:
             options.precision = "fp32"
-    return workload(hardware=hardware, **{name: getattr(options, name) for name in SETTINGS})
+    keys = [word.removeprefix(HARDWARE) for word in options.what if word.startswith(HARDWARE)]
+    return workload(
+        hardware=hardware, hardware_keys=keys, **{name: getattr(options, name) for name in SETTINGS}
+    )

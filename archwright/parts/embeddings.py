@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,25 @@ from archwright.parts.norms import NORMS
 from archwright.parts.registry import Registry
 from archwright.spec import embeddings as spec
 from archwright.spec.errors import UserError
+
+
+@runtime_checkable
+class VocabShards(Protocol):
+    """Ranks that split the vocabulary.
+
+    Attributes:
+        start: First local token.
+        size: Size of the complete vocabulary.
+    """
+
+    start: int
+    size: int
+
+    def max(self, x: Tensor) -> Tensor:
+        """Return the maximum over ranks, without a gradient."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum over ranks, without a gradient."""
 
 
 class TokenEmbedding(Embedding):
@@ -146,6 +166,8 @@ class Head(Linear):
     is_lm_head = True
     vocab_parallel = True
     """True: ranks may split the rows of W, and thereby the logits."""
+    vocab: VocabShards | None = None
+    """Ranks that split the logits; `forward` returns the local ones."""
 
     def __init__(
         self,
@@ -167,7 +189,19 @@ class Head(Linear):
         if table is not None:
             self.weight = table
 
-    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch vocab"]:
+    def forward(
+        self,
+        x: Float[Tensor, "*batch dim"],
+        work: Callable[[Callable[[Tensor], Tensor], Tensor], Any] | None = None,
+    ) -> Any:
+        """Return logits.
+
+        Args:
+            work: Function of this map and x that is called instead, such as a loss in chunks. Hooks of the head, such
+                as those of FSDP2, then run once, before and after all chunks.
+        """
+        if work is not None:
+            return work(self.forward, x)
         for before in (self.transform, self.project_out):
             x = x if before is None else before(x)
         logits = super().forward(x)

@@ -25,10 +25,11 @@ def advice(plan: Plan) -> Iterator[str]:
             yield (
                 f"head: {fmt.percent(flops / total)} of the FLOPs; a smaller vocabulary takes less"
             )
-    exchange = plan.training.exchange
+    exchange, links = plan.training.exchange, plan.training.links
     if exchange is not None and exchange > plan.training.bound:
+        where = max(links, key=lambda name: links[name] or 0.0)
         yield (
-            f"communication: at least {fmt.duration(exchange)} of a step, where compute takes "
+            f"communication: at least {fmt.duration(exchange)} of a step {where}, where compute takes "
             f"{fmt.duration(plan.training.bound)} at 100 % MFU; more tokens a step for each device, or expert "
             "parallelism, whose weights stay where they are, take less"
         )
@@ -65,23 +66,11 @@ def _fit(plan: Plan) -> Iterator[str]:
         )
     elif setup.checkpointing == "full":
         yield (
-            "memory: whole layers are computed again, which takes up to a third more FLOPs than are counted; "
-            f"{_instead(plan)}"
+            "memory: whole layers are computed again, which takes up to a third more FLOPs than are counted; more "
+            "devices, or shorter sequences, would spare that"
         )
 
 
 def _sequences(setup: Setup) -> str:
     number = setup.batch.micro
     return f"{number} sequence{'s' * (number != 1)}"
-
-
-def _instead(plan: Plan) -> str:
-    """Return a way to train without recomputing whole layers."""
-    for checkpointing, how in (
-        ("none", "nothing"),
-        ("selective", "all but products and attention"),
-    ):
-        for way in plan.ways:
-            if way.checkpointing == checkpointing and not plan.workload.why_not(way):
-                return f'of the parallelism strategies, "{way.split.name}" fits with {how} computed again'
-    return "more devices, or shorter sequences, would spare that"

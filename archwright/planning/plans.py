@@ -14,7 +14,7 @@ from archwright.planning.memory import (
 )
 from archwright.planning.roofline import PHASES, Operator, Phase, operators
 from archwright.planning.rules_of_thumb import Suspicion, suspicions
-from archwright.planning.search import fewest, first_by_sort, spares, ways
+from archwright.planning.search import fastest, fastest_by_sort, fewest, spares, ways
 from archwright.planning.serving import BYTES, Serving, serving
 from archwright.planning.split import problems
 from archwright.planning.stages import Needs
@@ -73,10 +73,14 @@ class Training:
     bound: float
     """Seconds per step at peak FLOP/s."""
     exchange: float | None
-    """Seconds of communication per step at full bandwidth, as within one server; None: one device, no setup that fits,
+    """Seconds of communication per step at full bandwidth, of the slower links; None: one device, no setup that fits,
     or no published bandwidth."""
     exchange_bytes: dict[str, float]
     """Bytes sent per device and step, by kind of parallelism."""
+    links: dict[str, float | None]
+    """Seconds of communication per step by links: inside servers, between servers; None: unknown bandwidth."""
+    compute: float
+    """Seconds per step of a device at peak FLOP/s, with recomputation and pipeline bubble."""
     bubble: float
     """Idle time of pipeline stages over compute time."""
     step: Range
@@ -112,11 +116,11 @@ class Plan:
     state_bytes_per_text: int
     """Bytes of a sequence's state, which has one size for all lengths: recurrences in 32 bits."""
     setup: Setup | None
-    """The first setup that fits; None: none fits."""
+    """The first setup that fits with about the shortest time of a step; None: none fits."""
     sends_more: Setup | None
     """`setup` with less recomputation, if it fits with smaller micro-batches, which send more; else None."""
     ways: tuple[Setup, ...]
-    """One setup per combination of parallelism: the first that fits, or the one with least memory."""
+    """One setup per combination of parallelism: the fastest that fits, or the one with least memory."""
     smallest: Setup
     """The setup with least memory per device."""
     fewest_devices: int | None
@@ -142,7 +146,7 @@ class Plan:
 
     @property
     def training_memory(self) -> TrainingMemory:
-        """Bytes per device by part, of the first setup that fits, or of the smallest."""
+        """Bytes per device by part, of the chosen setup, or of the smallest."""
         return (self.setup or self.smallest).memory
 
     @property
@@ -232,6 +236,7 @@ class Plan:
         return {
             "split": way.split.name,
             **{key: value for key, value in asdict(way.split).items() if key != "devices"},
+            "scale": way.split.scale,
             "checkpointing": way.checkpointing,
             "micro_batch": way.batch.micro,
             "micro_batches": way.batch.number,
@@ -239,6 +244,7 @@ class Plan:
             "memory_bytes": way.memory.total,
             "memory_bytes_by_part": asdict(way.memory),
             "exchange_bytes": way.exchange,
+            "network_bytes": {name: sent.between for name, sent in way.sent.items()},
             "exchange": self.workload.exchange(way),
             "bubble": way.bubble,
             "fits": not why_not,
@@ -267,7 +273,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
     work = replace(work, context=context, batch_tokens=max(work.batch_tokens, float(context)))
     needs, per_token = Needs(run, model, context), (1 + BACKWARD) * sum(forward.values())
     tried = ways(needs, work, per_token)
-    fitting = next((way for way in tried if not work.why_not(way)), None)
+    fitting = fastest(tried, work, per_token)
     tokens = work.tokens * (counts.total if work.per_parameter else 1)
     return Plan(
         name=spec.name,
@@ -283,7 +289,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         state_bytes_per_text=cache_bytes(model, 0),
         setup=fitting,
         sends_more=next((way for way in tried if fitting and spares(way, fitting, work)), None),
-        ways=first_by_sort(tried, work),
+        ways=fastest_by_sort(tried, work, per_token),
         smallest=min(tried, key=lambda way: way.memory.total),
         fewest_devices=work.devices if fitting else fewest(needs, work),
         training=_training(work, tokens, per_token, fitting),
@@ -338,6 +344,8 @@ def _training(work: Workload, tokens: float, per_token: float, setup: Setup | No
         bound=bound,
         exchange=None if setup is None else work.exchange(setup),
         exchange_bytes={} if setup is None else setup.exchange,
+        links={} if setup is None else work.links(setup),
+        compute=bound if setup is None else work.compute(setup, per_token),
         bubble=0.0 if setup is None else setup.bubble,
         step=Range(bound / work.mfu[1], bound / work.mfu[0]),
         device_hours=device_hours,

@@ -5,26 +5,36 @@ from dataclasses import replace
 from math import inf
 
 from archwright.planning.activations import CHECKPOINTING
-from archwright.planning.cost import BACKWARD
 from archwright.planning.split import Split, splits
 from archwright.planning.stages import Needs
 from archwright.planning.training_memory import Setup, setup
 from archwright.planning.workload import Workload
 from archwright.spec.errors import UserError
 
+NEAR = 1.1
+"""Times of a step up to this factor above the shortest are as good; the simplest setup is taken."""
 MOST_ASKED = 2**17
 """Largest number of devices in the search for a setup that fits."""
 
 
-def first_by_sort(ways: list[Setup], work: Workload) -> tuple[Setup, ...]:
-    """Return one setup per combination of parallelism, in order: the first that fits, or the smallest."""
-    sorts: dict[tuple[str, ...], list[Setup]] = {}
+def fastest(ways: list[Setup], work: Workload, per_token: float) -> Setup | None:
+    """Return the first setup that fits with about the shortest time of a step."""
+    fitting = [way for way in ways if not work.why_not(way)]
+    times = [work.seconds(way, per_token) for way in fitting]
+    return next(
+        (way for way, t in zip(fitting, times, strict=True) if t <= NEAR * min(times)), None
+    )
+
+
+def fastest_by_sort(ways: list[Setup], work: Workload, per_token: float) -> tuple[Setup, ...]:
+    """Return one setup per combination of parallelism, in order: the fastest that fits, or the smallest."""
+    sorts: dict[tuple[object, ...], list[Setup]] = {}
     for way in ways:
-        sorts.setdefault((way.split.data, *way.split.axes), []).append(way)
-    smallest = (min(group, key=lambda way: way.memory.total) for group in sorts.values())
+        split = way.split
+        sorts.setdefault((split.data, split.copies > 1, split.chunks, *split.axes), []).append(way)
     return tuple(
-        next((way for way in group if not work.why_not(way)), least)
-        for group, least in zip(sorts.values(), smallest, strict=True)
+        fastest(group, work, per_token) or min(group, key=lambda way: way.memory.total)
+        for group in sorts.values()
     )
 
 
@@ -47,21 +57,16 @@ def ways(needs: Needs, work: Workload, per_token: float) -> list[Setup]:
             f"micro-batch: found {work.micro_batch:,}; expected at most {int(most):,}, the sequences of a step for a "
             "group of devices"
         )
-    computing = per_token * work.batch_tokens / work.training_peak
 
     def seconds(way: Setup) -> float:
-        if work.why_not(way):
-            return inf
-        again = 1 / (1 + BACKWARD) if way.checkpointing == "full" else 0.0
-        sent = work.exchange(way) or 0.0
-        return max(computing * (1 + again) * (1 + way.bubble), sent)
+        return inf if work.why_not(way) else work.seconds(way, per_token)
 
     return [
         way
         for split in possible
         for way in sorted(
             (
-                setup(needs, split, again, work.texts, work.micro_batch, work.memory)
+                setup(needs, split, again, work.texts, work.micro_batch, work.memory, work.server)
                 for again in CHECKPOINTING
             ),
             key=seconds,
@@ -82,6 +87,9 @@ def fewest(needs: Needs, work: Workload) -> int | None:
     micro = work.micro_batch or 1
     for devices in larger_numbers(work.devices):
         for split in _splits(needs, work, devices):
+            # HSDP and interleaved stages take more memory than without.
+            if work.split is None and (split.copies > 1 or split.chunks > 1):
+                continue
             ways = (setup(needs, split, again, work.texts, micro) for again in CHECKPOINTING)
             if not all(map(work.why_not, ways)):
                 return devices

@@ -17,10 +17,16 @@ Data = Literal["ddp", "zero1", "zero2", "fsdp"]
 DATA: tuple[Data, ...] = get_args(Data)
 TITLES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp": "FSDP"}
 AXES = ("tensor", "pipeline", "context", "experts")
+NUMBERS = (*AXES, "shard", "chunks")
+"""Items of a split with a number."""
+MOST_CHUNKS = 2
+"""Most runs of layers per device in the pipelines of `archwright train`."""
 WHOLE_NORMS = "no-sequence"
 ITEM = re.compile(r"([a-z]+)=([0-9]{1,7})")
 IN_SERVER = (2, 4, 8)
 """Tensor-parallel degrees within one server."""
+SHARDED = tuple(2**i for i in range(3, 12))
+"""Shards of a copy of the state in the search of HSDP."""
 SHORTEST = 8192
 """Minimum tokens per device with context parallelism."""
 PER_STAGE = 4
@@ -31,8 +37,9 @@ PER_STAGE = 4
 class Split:
     """Distribution of a training run over devices.
 
-    `devices` = `tensor` * `pipeline` * `replicas`, and `replicas` = `context` * `ranks`. Experts are sharded across
-    replicas, so expert parallelism needs no additional devices.
+    `devices` = `tensor` * `pipeline` * `replicas`, and `replicas` = `context` * `ranks` = `copies` * `shards`. Experts
+    are sharded across replicas, so expert parallelism needs no additional devices. Consecutive devices have tensor,
+    then context parallelism, the shards of one copy, its copies, and pipeline stages, as in `archwright train`.
     """
 
     devices: int
@@ -48,6 +55,10 @@ class Split:
     sequence: bool = True
     """True if tensor-parallel devices also shard activations between the matrices by tokens (Korthikanti et al., 2022,
     section 4.2.2)."""
+    shard: int | None = None
+    """FSDP: groups of devices that shard one copy of the state (HSDP, Zhao et al., 2023, section 3.2.2); None: all."""
+    chunks: int = 1
+    """Runs of layers per pipeline stage, interleaved (Narayanan et al., 2021, section 2.2.2)."""
 
     @property
     def replicas(self) -> int:
@@ -58,6 +69,16 @@ class Split:
     def ranks(self) -> int:
         """Groups of devices that read different sequences."""
         return self.replicas // self.context
+
+    @property
+    def shards(self) -> int:
+        """Devices that shard one copy of the state."""
+        return self.replicas if self.shard is None else self.shard * self.context
+
+    @property
+    def copies(self) -> int:
+        """Sharded copies of the state, whose gradients are summed."""
+        return self.replicas // self.shards
 
     def share_of(self, texts: float) -> float:
         """Return the sequences per group of devices and step, at least 1."""
@@ -74,10 +95,26 @@ class Split:
         if self.devices == 1:
             return "one device"
         titles = [TITLES[self.data]] if self.replicas > 1 else []
+        if self.copies > 1:
+            titles = [f"HSDP, shard {self.shard}"]
         titles += [
             f"{name.removesuffix('s')}-parallel {number}" for name, number in self.axes.items()
         ]
+        titles += [f"{self.chunks} chunks a stage"] * (self.chunks > 1)
         return ", ".join(titles) + (", not sequence-parallel" if not self.sequence else "")
+
+    @property
+    def scale(self) -> dict[str, object] | None:
+        """Keys of `archwright train`, without "scale."; None: it has no such parallelism."""
+        shards_experts = self.data == "fsdp" or self.experts == self.context == 1
+        if self.data in ("zero1", "zero2") or not shards_experts or self.chunks > MOST_CHUNKS:
+            return None
+        shard = (self.shard or self.ranks) if self.data == "fsdp" else 1
+        keys = {"replicate": self.ranks // shard, "shard": shard}
+        keys |= {name.removesuffix("s"): number for name, number in self.axes.items()}
+        found: dict[str, object] = {k: n for k, n in keys.items() if n > 1 or k == "shard"}
+        found |= {"pipeline_schedule": "interleaved_1f1b"} if self.chunks > 1 else {}
+        return found | ({} if self.sequence else {"sequence": False})
 
 
 def parse_split(text: str, devices: int) -> Split:
@@ -92,15 +129,15 @@ def parse_split(text: str, devices: int) -> Split:
     value: object
     for item in text.split(","):
         match = ITEM.fullmatch(item)
-        if match and match[1] in AXES and int(match[2]) > 0:
+        if match and match[1] in NUMBERS and int(match[2]) > 0:
             name, value = match[1], int(match[2])
         elif item in DATA:
             name, value = "data", item
         elif item == WHOLE_NORMS:
             name, value = "sequence", False
         else:
-            options, head = (*AXES, *DATA, WHOLE_NORMS), item.partition("=")[0]
-            numbers = ", ".join(f"{axis}=N" for axis in AXES)
+            options, head = (*NUMBERS, *DATA, WHOLE_NORMS), item.partition("=")[0]
+            numbers = ", ".join(f"{axis}=N" for axis in NUMBERS)
             lines.append(
                 f'split: found "{item}"; expected {numbers}, {", ".join(DATA)} or {WHOLE_NORMS}, with commas between '
                 f"them.{'' if head in options else nearest(head, options)}"
@@ -111,8 +148,12 @@ def parse_split(text: str, devices: int) -> Split:
         values[name] = value
     if lines:
         raise UserError(*lines)
+    if "shard" in values and values.setdefault("data", "fsdp") != "fsdp":
+        raise UserError(
+            f'split: found "{text}"; expected shard=N with fsdp, as {values["data"]} shards otherwise'
+        )
     split = Split(devices, **values)
-    group = split.tensor * split.pipeline * split.context
+    group = split.tensor * split.pipeline * split.context * (split.shard or 1)
     if devices % group:
         raise UserError(
             f'split: found "{text}", whose groups have {group:,} devices; expected groups that go into '
@@ -129,7 +170,9 @@ def problems(split: Split, model: Decoder, length: int) -> Iterator[str]:
             f"split: found tensor={split.tensor}; expected a number that goes into {uneven}, such as {even}"
         )
     if split.pipeline > 1:
-        yield from pipeline_problems(split.pipeline, model)
+        yield from pipeline_problems(split.pipeline, model, split.chunks)
+    elif split.chunks > 1:
+        yield f"split: found chunks={split.chunks}; expected pipeline=N beside it, with N of 2 or more"
     if length % split.context:
         yield _uneven("context", split.context, f"the {length:,} tokens of a sequence", length)
     if split.experts > 1:
@@ -139,9 +182,9 @@ def problems(split: Split, model: Decoder, length: int) -> Iterator[str]:
             yield f"split: found experts={split.experts}; expected 1, as none of the {layers} layers has experts"
         elif common % split.experts:
             yield _uneven("experts", split.experts, f"the {common} experts of a layer", common)
-        elif split.replicas % split.experts:
-            what = f"the {split.replicas:,} devices with the same part of the model"
-            yield _uneven("experts", split.experts, what, split.replicas)
+        elif split.shards % split.experts:
+            what = f"the {split.shards:,} devices with the same part of the model"
+            yield _uneven("experts", split.experts, what, split.shards)
 
 
 def _uneven(axis: str, degree: int, what: str, number: int) -> str:
@@ -163,7 +206,7 @@ def _uneven_blocks(tensor: int, model: Decoder) -> Iterator[str]:
                 yield f"the {blocks:,} {what} of {name}"
 
 
-def pipeline_problems(pipeline: int, model: Decoder) -> Iterator[str]:
+def pipeline_problems(pipeline: int, model: Decoder, chunks: int = 1) -> Iterator[str]:
     """Yield an error for each reason against this number of pipeline stages."""
     layers = [*model.all_layers]
     if model.spec.encoder_model is not None:
@@ -172,6 +215,11 @@ def pipeline_problems(pipeline: int, model: Decoder) -> Iterator[str]:
         yield f"split: found pipeline={pipeline}; expected 1, as layers share their weights"
     elif pipeline > len(layers):
         yield f"split: found pipeline={pipeline}; expected at most {len(layers)}, the number of layers"
+    elif pipeline * chunks > len(layers) + (
+        2 if chunks > MOST_CHUNKS else 0
+    ):  # the ends may have no layer
+        most = len(layers) // pipeline
+        yield f"split: found chunks={chunks}; expected at most {most}, for {len(layers)} layers on {pipeline} stages"
 
 
 def _common_experts(model: Decoder) -> int:
@@ -197,6 +245,7 @@ class Degrees:
     pipeline: tuple[int, ...]
     context: tuple[int, ...]
     experts: tuple[int, ...]
+    num_layers: int = 0
 
     @classmethod
     def of(cls, model: Decoder, length: int) -> "Degrees":
@@ -210,27 +259,37 @@ class Degrees:
             tuple(n for n in powers if not any(pipeline_problems(n, model))),
             tuple(n for n in stretches if length % n == 0 and length // n >= SHORTEST),
             tuple(n for n in powers if common % n == 0),
+            len([*model.all_layers]),
         )
 
 
 def splits(devices: int, degrees: Degrees) -> Iterator[Split]:
-    """Yield splits, simple ones first: DDP; DDP with expert, then tensor parallelism; FSDP; FSDP with expert, then
-    tensor, then pipeline parallelism; and last context parallelism."""
+    """Yield splits, simple ones first: DDP; DDP with tensor parallelism; FSDP; FSDP with expert parallelism; HSDP;
+    FSDP with tensor, then pipeline parallelism; and last context parallelism."""
     yield Split(devices)
     if devices == 1:
         return
     experts = [n for n in degrees.experts if devices % n == 0]
     tensor = [n for n in degrees.tensor if devices % n == 0]
-    yield from (Split(devices, experts=n) for n in experts if n in IN_SERVER)
     yield from (Split(devices, tensor=n) for n in tensor)
     yield Split(devices, "fsdp")
     yield from (Split(devices, "fsdp", experts=n) for n in experts)
+    copies = [n for n in SHARDED if devices % n == 0 and devices > n]
+    for split in (Split(devices, "fsdp", shard=n) for n in copies):
+        yield split
+        if (spread := _spread(split, degrees)) != split:
+            yield spread
     inside = [Split(devices, "fsdp", tensor=n) for n in tensor if devices > n]
     yield from (_spread(split, degrees) for split in inside)
     # Pipeline stages start when tensor parallelism fills a server.
     last = inside[-1] if inside else Split(devices, "fsdp")
     group = last.tensor
-    staged = [replace(last, pipeline=n) for n in degrees.pipeline if devices % (group * n) == 0]
+    staged = [
+        replace(last, pipeline=n, chunks=chunks)
+        for chunks in range(1, MOST_CHUNKS + 1)
+        for n in degrees.pipeline
+        if devices % (group * n) == 0 and n * chunks <= degrees.num_layers
+    ]
     yield from (_spread(split, degrees) for split in staged)
     for context in degrees.context:
         for split in (last, *staged):
@@ -240,7 +299,7 @@ def splits(devices: int, degrees: Degrees) -> Iterator[Split]:
 
 def _spread(split: Split, degrees: Degrees) -> Split:
     """Return a split with the largest expert-parallel degree that divides its replicas."""
-    most = max((n for n in degrees.experts if split.replicas % n == 0), default=1)
+    most = max((n for n in degrees.experts if split.shards % n == 0), default=1)
     return replace(split, experts=most)
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -45,9 +45,27 @@ ById = dict[int, tuple[Kind, int]]
 """Kind and number of elements of parameters, by id."""
 
 
+class Gathers(NamedTuple):
+    """How FSDP gathers weights."""
+
+    itemsize: int = 2
+    """Bytes of a gathered weight of a layer or the head (`scale.param_dtype`)."""
+    times: int = 2
+    """All-gathers of a layer per micro-batch: one if its weights stay between the passes (`scale.reshard`)."""
+
+    @classmethod
+    def of(cls, run: RunSpec, pipeline: int) -> "Gathers":
+        """Return the settings of a run."""
+        frees = pipeline == 1 if run.scale.reshard == "auto" else run.scale.reshard
+        return cls(4 if run.scale.param_dtype == "float32" else 2, 2 if frees else 1)
+
+
 @dataclass(frozen=True)
 class Stage:
-    """Pipeline stage; the first has the embedding, the last the head."""
+    """Pipeline stage; the first has the embedding, the last the head.
+
+    FSDP gathers each layer, an untied embedding and its head by itself, and all other weights together.
+    """
 
     num_layers: int
     dim: int
@@ -55,10 +73,14 @@ class Stage:
     num_neighbours: int
     """Stages that exchange activations with this stage."""
     weights: Weights
+    of_layers: Weights
+    """Weights of layers that are gathered one by one."""
     largest: Weights
-    """Weights of the largest layer."""
-    around: Weights
-    """Weights outside layers: embedding, last norm, head."""
+    """Weights of the largest of them."""
+    embedding: Weights
+    head: Weights
+    rest: Weights
+    """Weights gathered together: the last norm, tied tables, and layers that share weights or are reversible."""
     layers: Mapping[int, int]
     """Number of layers by kind."""
     logits: float
@@ -84,13 +106,13 @@ class Needs:
     """Memory of a training run before sharding; accepts meta models."""
 
     def __init__(self, run: RunSpec, model: Decoder, length: int, *, narrow: bool = True) -> None:
-        self.model, self.length = model, length
+        self.model, self.length, self.run = model, length, run
         self.degrees = Degrees.of(model, length)
         self._optimizer = optimizer_bytes_by_parameter(run, model)
         self.target_length = run.objective.target_length(length)
         read = length if model.spec.encoder_model is None else self.target_length
         self.logits = logit_bytes(model, 1) * read / model.spec.context_length
-        self._stages: dict[int, tuple[Stage, ...]] = {}
+        self._stages: dict[tuple[int, int], tuple[Stage, ...]] = {}
         self.activations = LayerActivations(
             model, length, self.target_length, "autocast" if narrow else "fp32"
         )
@@ -100,33 +122,42 @@ class Needs:
         """Number of parameters."""
         return self.model.num_parameters()
 
-    def stages(self, pipeline: int) -> tuple[Stage, ...]:
-        """Return the stages of a pipeline; a single stage is the whole model."""
-        if pipeline not in self._stages:
+    def stages(self, pipeline: int, chunks: int = 1) -> tuple[Stage, ...]:
+        """Return the stages of a pipeline; a single stage is the whole model. Each has every pipeline-th run."""
+        if (pipeline, chunks) not in self._stages:
             layers = [*layers_of(self.model)]
-            numbers, waiting = layers_by_stage(len(layers), pipeline), iter(layers)
-            self._stages[pipeline] = tuple(
-                self._stage([*islice(waiting, number)], place == 0, place == pipeline - 1)
-                for place, number in enumerate(numbers)
+            ends = [0, *accumulate(layers_by_stage(len(layers), pipeline * chunks))]
+            runs = [layers[start:end] for start, end in pairwise(ends)]
+            self._stages[pipeline, chunks] = tuple(
+                self._stage(own, place == 0, place == pipeline - 1, chunks)
+                for place in range(pipeline)
+                for own in ([layer for run in runs[place::pipeline] for layer in run],)
             )
-        return self._stages[pipeline]
+        return self._stages[pipeline, chunks]
 
     def _stage(
-        self, layers: list[tuple[Layer, ModelSpec, int]], is_first: bool, is_last: bool
+        self, layers: list[tuple[Layer, ModelSpec, int]], is_first: bool, is_last: bool, chunks: int
     ) -> Stage:
         by_layer, first, last = self._weights
-        of_layers = [by_layer[layer] for layer in dict.fromkeys(layer for layer, *_ in layers)]
-        weights = {at: each for by_id in of_layers for at, each in by_id.items()}
+        own = [*dict.fromkeys(layer for layer, *_ in layers)]
+        weights = {at: each for layer in own for at, each in by_layer[layer].items()}
         around = (first if is_first else {}) | (last if is_last else {})
         around = {at: each for at, each in around.items() if at not in weights}
-        spec = self.model.spec
+        alone = [by_layer[layer] for layer in own if layer in self._units]
+        of_layers = {at: each for by_id in alone for at, each in by_id.items()}
+        embedding, head = ({at: around[at] for at in end if at in around} for end in self._ends)
+        gathered = of_layers.keys() | embedding.keys() | head.keys()
+        every, spec = weights | around, self.model.spec
         return Stage(
             len(layers),
             spec.dim * spec.residual.streams,
-            2 - is_first - is_last,
-            _added_up(weights | around),
-            max(map(_added_up, of_layers), key=lambda weights: sum(weights.values())),
-            _added_up(around),
+            2 * chunks - is_first - is_last,
+            _added_up(every),
+            _added_up(of_layers),
+            max(map(_added_up, alone), key=lambda weights: sum(weights.values()), default={}),
+            _added_up(embedding),
+            _added_up(head),
+            _added_up({at: each for at, each in every.items() if at not in gathered}),
             Counter(kind for *_, kind in layers),
             self.logits if is_last else 0.0,
             float(sum(spec.dim * len(layer.branches) for layer, spec, _ in layers)),
@@ -143,6 +174,32 @@ class Needs:
                 if isinstance(m, GroupedLinear) and m.is_residual_output
             ),
         )
+
+    @cached_property
+    def _units(self) -> set[nn.Module]:
+        """Layers that FSDP gathers one by one (`scale.fsdp.units`, whose import of FSDP is slow)."""
+        if self.model.spec.is_reversible:
+            return set()
+        calls, inside = Counter(self.model.all_layers), dict[nn.Module, None]()
+        for layer in calls:
+            inside |= dict.fromkeys(layer.modules())
+        outside = {p for m in self.model.modules() if m not in inside for p in m.parameters(False)}
+        uses = Counter(p for layer in calls for p in layer.parameters())
+        return {
+            layer
+            for layer, number in calls.items()
+            if number == 1 and all(uses[p] == 1 and p not in outside for p in layer.parameters())
+        }
+
+    @cached_property
+    def _ends(self) -> tuple[set[int], set[int]]:
+        """Ids of the weights of embedding and head, if FSDP gathers each by itself."""
+        model = self.model
+        if type(model) is not Decoder or model.head.weight is model.embedding.weight:
+            return set(), set()
+        return {id(p) for p in model.embedding.parameters()}, {
+            id(p) for p in model.head.parameters()
+        }
 
     @cached_property
     def _weights(self) -> tuple[dict[Layer, ById], ById, ById]:

@@ -4,17 +4,14 @@ from dataclasses import asdict, dataclass
 from math import inf
 
 from archwright.model.model import Decoder
+from archwright.planning.exchange import SERVER, Sent, exchanged
 from archwright.planning.memory import PER_ACTIVATION, WHOLE_LOGITS
 from archwright.planning.split import DATA, Batch, Split, largest_micro, share
-from archwright.planning.stages import PER_WEIGHT, Kind, Needs, Stage, Weights
+from archwright.planning.stages import PER_WEIGHT, Gathers, Kind, Needs, Stage, Weights
 from archwright.spec.run_spec import RunSpec
 
 PER_COPY = 2
-"""Bytes of a weight in 16 bits, as FSDP gathers it."""
-PER_GATHERED = 2 * PER_COPY + PER_WEIGHT
-"""Bytes per weight of a layer gathered by FSDP: this layer and the next in 16 bits, and the gradient."""
-PER_GATHERED_AROUND = PER_COPY + PER_WEIGHT
-"""Bytes per weight outside layers, which FSDP holds with its gradient until the backward pass ends."""
+"""Bytes of a weight in 16 bits."""
 USABLE = 0.9
 """Usable share of a device's memory; the rest is for kernels and fragmentation."""
 
@@ -48,13 +45,28 @@ class Setup:
     batch: Batch
     """Sequences per group of devices and step."""
     memory: TrainingMemory
-    exchange: dict[str, float]
-    """Bytes sent per device and step, by kind of parallelism."""
+    sent: dict[str, Sent]
+    """Bytes sent per device and step, by kind of parallelism, inside its server and to others."""
     layers: tuple[int, ...]
     """Number of layers of each stage."""
     bubble: float
-    """Idle time over compute time of a device: (p - 1) / m with p stages and m micro-batches (Narayanan et al., 2021,
-    section 2.2.1)."""
+    """Idle time over compute time of a device: (p - 1) / (v m) with p stages, v chunks and m micro-batches
+    (Narayanan et al., 2021, section 2.2.2)."""
+
+    @property
+    def exchange(self) -> dict[str, float]:
+        """Bytes sent per device and step, by kind of parallelism."""
+        return {name: sent.total for name, sent in self.sent.items()}
+
+    @property
+    def inside(self) -> float:
+        """Bytes sent per device and step inside its server."""
+        return sum(sent.inside for sent in self.sent.values())
+
+    @property
+    def between(self) -> float:
+        """Bytes sent per device and step to other servers."""
+        return sum(sent.between for sent in self.sent.values())
 
 
 def split_one(
@@ -84,19 +96,22 @@ def setup(
     texts: float,
     micro: int | None = 1,
     memory: float = inf,
+    server: int = SERVER,
 ) -> Setup:
     """Return a setup with `texts` sequences per step, and its costs on the most loaded device.
 
     Args:
+        server: devices per server.
         micro: sequences per micro-batch; None: the largest number that fits into `memory` bytes per device.
     """
-    stages, share = needs.stages(split.pipeline), split.share_of(texts)
+    stages, share = needs.stages(split.pipeline, split.chunks), split.share_of(texts)
+    gathers = Gathers.of(needs.run, split.pipeline)
 
     def fullest(batch: Batch) -> TrainingMemory:
         memories = (
-            stage_memory(needs, stage, split, checkpointing, kept, batch.micro)
+            stage_memory(needs, stage, split, checkpointing, kept, batch, gathers)
             for at, stage in enumerate(stages)
-            for kept in (micro_batches_kept(split.pipeline, at, batch.number),)
+            for kept in (micro_batches_kept(split, at, batch.number),)
         )
         return max(memories, key=lambda memory: memory.total)
 
@@ -105,56 +120,98 @@ def setup(
             share, split.pipeline, lambda n: fullest(Batch(share, n)).total <= memory
         )
     batch = Batch(share, micro)
-    sent = [exchanged(stage, split, checkpointing, batch, needs.length) for stage in stages]
+    sent = [
+        exchanged(stage, split, checkpointing, batch, needs.length, gathers, server)
+        for stage in stages
+    ]
     return Setup(
         split,
         checkpointing,
         batch,
         fullest(batch),
-        max(sent, key=lambda sizes: sum(sizes.values())),
+        max(sent, key=lambda sizes: sum(each.total for each in sizes.values())),
         tuple(stage.num_layers for stage in stages),
-        (split.pipeline - 1) / batch.number,
+        (split.pipeline - 1) / (split.chunks * batch.number),
     )
 
 
-def micro_batches_kept(pipeline: int, stage: int, number: int) -> int:
-    """Return the micro-batches in flight at a stage of 1F1B (Narayanan et al., 2021, section 2.2.1)."""
-    return min(pipeline - stage, number)
+def micro_batches_kept(split: Split, stage: int, number: int) -> float:
+    """Return the micro-batches in flight at a stage of 1F1B, interleaved or not (Narayanan et al., 2021, section 2.2).
+
+    Before its first backward pass, a stage of v chunks reads (v - 1) p + 2 (p - 1 - stage) times a chunk.
+    """
+    pipeline, chunks = split.pipeline, split.chunks
+    if chunks == 1:
+        return min(pipeline - stage, number)
+    return min(((chunks - 1) * pipeline + 2 * (pipeline - 1 - stage) + 1) / chunks, number)
 
 
 def stage_memory(
-    needs: Needs, stage: Stage, split: Split, checkpointing: str, micro_batches: int, micro: int
+    needs: Needs,
+    stage: Stage,
+    split: Split,
+    checkpointing: str,
+    micro_batches: float,
+    batch: Batch,
+    gathers: Gathers,
 ) -> TrainingMemory:
-    """Return the memory per device of a stage with micro-batches of `micro` sequences in flight."""
+    """Return the memory per device of a stage with a number of micro-batches in flight."""
     level = DATA.index(split.data)  # each level shards one thing more
-    tensor = split.tensor
-    of_text = needs.activations.of(stage.layers, checkpointing, tensor, sequence=split.sequence)
-    # FSDP casts only the current and the next layer, and gathers the weights that devices share in 16 bits.
-    of_layers = split.data == "fsdp" and split.replicas > 1
-    cast = {
-        kind: number
-        for kind, number in (stage.largest if of_layers else stage.weights).items()
-        if kind.is_cast and not (of_layers and _is_shared(kind, split))
-    }
-    per_weight, per_weight_around = {
-        "fsdp": (PER_GATHERED, PER_GATHERED_AROUND),
-        "zero2": (PER_WEIGHT, PER_WEIGHT),
-    }.get(split.data, (0, 0))
-    layer, around = (
-        held({k: n for k, n in weights.items() if _is_shared(k, split)}, split, sharded=False)
-        for weights in (stage.largest, stage.around)
+    micro, of_texts = batch.micro, batch.micro / split.context
+    of_text = needs.activations.of(
+        stage.layers, checkpointing, split.tensor, sequence=split.sequence
     )
-    tokens, keys = micro * needs.length / split.context, stage.most_keys_on_a_device(tensor)
-    of_texts = PER_ACTIVATION * tokens * (split.context - 1) * keys
+    # All tensor-parallel devices read all tokens in each branch, and all context-parallel devices all keys.
+    tokens = PER_ACTIVATION * needs.length * of_texts
+    whole = tokens * stage.branch_width * (1 - 1 / split.tensor) * split.sequence
+    keys = tokens * stage.keys_on_a_device(split.tensor) * (split.context - 1)
+    of_one = (whole + keys) / stage.num_layers
+    # torch's pipelines have a buffer for what each micro-batch brings.
+    has_buffers = split.pipeline > 1 and split.scale is not None
+    received = tokens * stage.dim * stage.num_neighbours * batch.number * has_buffers
+    kept = micro_batches * (of_text.kept * of_texts + (whole + keys) * (checkpointing == "none"))
     return TrainingMemory(
         weights=PER_WEIGHT * held(stage.weights, split, sharded=level >= 3),
         gradients=PER_WEIGHT * held(stage.weights, split, sharded=level >= 2),
         optimizer=held(stage.weights, split, sharded=level >= 1, optimizer=True),
-        copies=(2 if of_layers else 1) * PER_COPY * held(cast, split, sharded=False),
-        gathered=per_weight * layer + per_weight_around * around + of_texts,
-        activations=(micro_batches * of_text.kept + of_text.again) * micro / split.context,
-        logits=min(micro * stage.logits / split.context, WHOLE_LOGITS) / tensor,
+        copies=PER_COPY * _cast(stage, split, checkpointing, gathers),
+        gathered=_gathered(stage, split, gathers) + received,
+        activations=kept + of_text.again * of_texts + of_one * (checkpointing != "none"),
+        logits=min(micro * stage.logits / split.context, WHOLE_LOGITS) / split.tensor,
     )
+
+
+def _cast(stage: Stage, split: Split, checkpointing: str, gathers: Gathers) -> float:
+    """Return the number of weights that autocast copies, and keeps until the backward pass."""
+    if split.data != "fsdp" or split.replicas == 1 or gathers.itemsize == PER_WEIGHT:
+        return held({k: n for k, n in stage.weights.items() if k.is_cast}, split, sharded=False)
+    # Gathered layers and head need no copy. Experts are cast at each call, so in recomputation one layer at a time.
+    rest = {k: n for k, n in stage.rest.items() if k.is_cast}
+    layers = stage.of_layers if checkpointing == "none" else stage.largest
+    own = {k: n for k, n in layers.items() if k.is_cast and not _is_shared(k, split)}
+    return held(rest, split, sharded=False) + held(own, split, sharded=False)
+
+
+def _gathered(stage: Stage, split: Split, gathers: Gathers) -> float:
+    """Return the bytes of gathered weights, their gradients, and the gradients' sums in 32 bits.
+
+    With FSDP, the largest of: a layer with its gradient, the next layer, and the sum of the previous one; the head with
+    the gradients of one chunk and of all; the gradient of the embedding and its sum. Other weights are gathered in 32
+    bits until the backward pass ends. ZeRO-2 buffers gradients.
+    """
+    every, layer, embedding, head, rest = (
+        held({k: n for k, n in weights.items() if _is_shared(k, split)}, split, sharded=False)
+        for weights in (stage.of_layers, stage.largest, stage.embedding, stage.head, stage.rest)
+    )
+    if split.data == "zero2":
+        return PER_WEIGHT * (layer + embedding + head + rest)
+    if split.data != "fsdp":
+        return 0.0
+    size = gathers.itemsize
+    stays, moves = (every, 0.0) if gathers.times == 1 else (0.0, 2 * layer)
+    of_layer = size * moves + (size + PER_WEIGHT) * layer
+    ends = max((2 * size + PER_WEIGHT) * head, 2 * PER_WEIGHT * embedding)
+    return size * stays + max(of_layer, ends) + 3 * PER_WEIGHT * rest
 
 
 def held(weights: Weights, split: Split, *, sharded: bool, optimizer: bool = False) -> float:
@@ -163,60 +220,11 @@ def held(weights: Weights, split: Split, *, sharded: bool, optimizer: bool = Fal
         (kind.optimizer if optimizer else 1)
         * number
         * share(kind.blocks, split.tensor)
-        / (split.replicas if sharded else split.experts if kind.is_expert else 1)
+        / (split.shards if sharded else split.experts if kind.is_expert else 1)
         for kind, number in weights.items()
     )
 
 
 def _is_shared(kind: Kind, split: Split) -> bool:
-    """True if devices with the same part of the model have the same weights of a kind."""
-    return split.replicas > (split.experts if kind.is_expert else 1)
-
-
-def exchanged(
-    stage: Stage, split: Split, checkpointing: str, batch: Batch, length: int
-) -> dict[str, float]:
-    """Return bytes sent per step by one device of a pipeline stage.
-
-    On n devices with N bytes in total, an all-gather or a reduce-scatter sends N (n - 1) / n per device, and an
-    all-reduce sends twice this amount (Rajbhandari et al., 2019, section 7). Below, s is `length` and h the width.
-
-        data      DDP: one all-reduce of float32 gradients per step. ZeRO-1: the same bytes for a reduce-scatter of
-                  gradients and an all-gather of weights. ZeRO-2: a reduce-scatter per micro-batch, since only shards
-                  of sums are stored (Rajbhandari et al., 2019, section 5.2), and an all-gather per step. FSDP: a
-                  reduce-scatter per micro-batch, and all-gathers of 16-bit weights before each pass
-        tensor    two all-reduces of s h per branch, for activations and gradients (Shoeybi et al., 2019, figure 4).
-                  Sequence parallelism adds one all-gather (Korthikanti et al., 2022, section 4.2.2)
-        pipeline  s h to each neighbour, activations forward and gradients back (Narayanan et al., 2021, section 3.2)
-        context   keys and values of other devices in both passes, and their gradients
-        experts   tokens to experts and back in both passes
-
-    Recomputation, full or selective, repeats the communication of the layers.
-    """
-    tokens, again = length / split.context, checkpointing != "none"
-    stream = tokens / (split.tensor if split.sequence else 1)
-    per_token = batch.texts * PER_ACTIVATION
-    keys = stage.keys_on_a_device(split.tensor)
-    # Sharded gradients have no full buffer to accumulate in, so each pass reduces its gradients.
-    reduced = batch.number if split.data in ("zero2", "fsdp") else 1
-    gathered = 2 * PER_COPY * batch.number if split.data == "fsdp" else PER_WEIGHT
-    weights = sum(
-        number * share(kind.blocks, split.tensor) / devices * _to_others(split.replicas // devices)
-        for kind, number in stage.weights.items()
-        for devices in (split.experts if kind.is_expert else 1,)
-    )
-    summed = stage.branch_width * ((5 if split.sequence else 4) + 2 * again)
-    routed = stage.sent_to_experts * (4 + 2 * again)
-    sizes = {
-        "data": (PER_WEIGHT * reduced + gathered) * weights,
-        "tensor": per_token * tokens * summed * _to_others(split.tensor),
-        "pipeline": per_token * stream * stage.dim * stage.num_neighbours,
-        "context": per_token * length * keys * (3 + again) * _to_others(split.context),
-        "experts": per_token * stream * routed * _to_others(split.experts),
-    }
-    return {name: size for name, size in sizes.items() if size}
-
-
-def _to_others(devices: int) -> float:
-    """Return the share of the bytes that one device sends."""
-    return 1 - 1 / devices
+    """True if devices that shard a copy have the same weights of a kind."""
+    return split.shards > (split.experts if kind.is_expert else 1)

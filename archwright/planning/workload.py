@@ -2,13 +2,15 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from archwright.planning.cost import BACKWARD
 from archwright.planning.split import Split, parse_split
 from archwright.planning.training_memory import USABLE, Setup
 from archwright.spec.errors import UserError
 from archwright.spec.hardware import Hardware, load_hardware
+from archwright.spec.overrides import override
 
 AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)([kMBT]?)")
 SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -58,6 +60,11 @@ class Workload:
         return self.batch_tokens / self.context
 
     @property
+    def server(self) -> int:
+        """Devices per server."""
+        return self.hardware.devices_per_server
+
+    @property
     def memory(self) -> float:
         """Usable bytes per device."""
         return USABLE * self.hardware.memory_bytes
@@ -70,13 +77,38 @@ class Workload:
             return "memory"
         return "pipeline bubble" if way.bubble > MOST_BUBBLE and self.split is None else ""
 
+    def links(self, way: Setup) -> dict[str, float | None]:
+        """Return the seconds per step of the links that carry bytes, at full bandwidth; None: unknown."""
+        device = self.hardware
+        sizes = {
+            "inside servers": (way.inside, device.interconnect_bandwidth),
+            "between servers": (way.between, device.network_bandwidth),
+        }
+        return {
+            name: None if bandwidth == "none" else number / bandwidth
+            for name, (number, bandwidth) in sizes.items()
+            if number
+        }
+
     def exchange(self, way: Setup) -> float | None:
-        """Return the seconds of communication per step at full bandwidth.
+        """Return the seconds of communication per step at full bandwidth, of the slower links.
 
         None without communication or a known bandwidth.
         """
-        links = self.hardware.interconnect_bandwidth
-        return None if links == "none" or not way.exchange else sum(way.exchange.values()) / links
+        seconds = [*self.links(way).values()]
+        known = [each for each in seconds if each is not None]
+        return max(known) if known and len(known) == len(seconds) else None
+
+    def compute(self, way: Setup, flops_per_token: float) -> float:
+        """Return the seconds of compute per step at peak FLOP/s, with recomputation and bubble."""
+        again = 1 / (1 + BACKWARD) if way.checkpointing == "full" else 0.0
+        seconds = flops_per_token * self.batch_tokens / self.training_peak
+        return seconds * (1 + again) * (1 + way.bubble)
+
+    def seconds(self, way: Setup, flops_per_token: float) -> float:
+        """Return the shortest time of a step: of compute, or of the slower known links."""
+        sent = (each or 0.0 for each in self.links(way).values())
+        return max(self.compute(way, flops_per_token), *sent, 0.0)
 
     @property
     def training_precision(self) -> str:
@@ -92,6 +124,7 @@ class Workload:
 def workload(
     *,
     hardware: str | Hardware = "h100",
+    hardware_keys: Sequence[str] = (),
     devices: int | None = None,
     precision: str = "bf16",
     tokens: str = "20xparams",
@@ -105,6 +138,7 @@ def workload(
     """Parse the options of a plan.
 
     Args:
+        hardware_keys: changed values of the hardware: "network_bandwidth=25e9".
         devices: number of devices. Default: a typical machine of the hardware.
 
     Raises:
@@ -114,6 +148,7 @@ def workload(
     device = None
     try:
         device = hardware if isinstance(hardware, Hardware) else load_hardware(hardware)
+        device = override(device, hardware_keys) if hardware_keys else device
         device.peak(precision)
     except UserError as error:
         lines += error.lines

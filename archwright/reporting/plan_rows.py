@@ -84,8 +84,13 @@ def device_rows(plan: Plan) -> Iterator[Figure]:
     yield Figure("memory bandwidth", f"{fmt.size(hardware.memory_bandwidth)}/s", basis)
     yield Figure("peak compute", fmt.rate(hardware.peak(precision)), basis, precision)
     if hardware.interconnect_bandwidth != "none":
-        text = f"{fmt.size(hardware.interconnect_bandwidth)}/s"
-        yield Figure("interconnect bandwidth", text, basis, "one way, inside a server")
+        text, number = f"{fmt.size(hardware.interconnect_bandwidth)}/s", hardware.devices_per_server
+        yield Figure(
+            "interconnect bandwidth", text, basis, f"one way, inside a server of {number:,}"
+        )
+    if hardware.network_bandwidth != "none":
+        text = f"{fmt.size(hardware.network_bandwidth)}/s"
+        yield Figure("network bandwidth", text, basis, "one way, of a device to other servers")
 
 
 def training_rows(plan: Plan) -> Iterator[Figure]:
@@ -103,7 +108,9 @@ def training_rows(plan: Plan) -> Iterator[Figure]:
     yield Figure("step at 100 % MFU", fmt.duration(training.bound), "lower bound", f"by {peak}")
     if training.exchange is not None:
         text = fmt.duration(training.exchange)
-        yield Figure("communication time", text, "lower bound", "of a step, inside one server")
+        yield Figure("communication time", text, "lower bound", "of a step, over the slower links")
+    if training.links:
+        yield Figure("bound by", *_bound_by(plan))
     if sizes := training.exchange_bytes:
         parts = ", ".join(f"{name} {fmt.size(size)}" for name, size in sizes.items())
         text = fmt.size(sum(sizes.values()))
@@ -124,6 +131,25 @@ def training_rows(plan: Plan) -> Iterator[Figure]:
         yield Figure("price", text, "estimated", price)
 
 
+def _bound_by(plan: Plan) -> tuple[str, str, str]:
+    """Return what takes longest in a step: compute, or the links and what they carry."""
+    training, setup = plan.training, plan.setup
+    assert setup is not None
+    texts, times = [], {"compute": training.compute}
+    for name, seconds in training.links.items():
+        kinds = [kind for kind, sent in setup.sent.items() if sent[name == "between servers"]]
+        if seconds is None:
+            key = "network" if name == "between servers" else "interconnect"
+            took = f"unknown without hardware.{key}_bandwidth=BYTES"
+        else:
+            took, times[f"links {name}"] = fmt.duration(seconds), seconds
+        texts.append(f"{name} {took} ({', '.join(kinds)})")
+    is_known = None not in training.links.values()
+    found = max(times, key=lambda name: times[name]) if is_known else "unknown"
+    texts.append(f"compute {fmt.duration(training.compute)}")
+    return found, "lower bound" if is_known else "", "; ".join(texts)
+
+
 def memory_rows(plan: Plan) -> Iterator[Figure]:
     """Yield the fit, the setup and the memory per device of training."""
     setup = plan.setup or plan.smallest
@@ -133,14 +159,25 @@ def memory_rows(plan: Plan) -> Iterator[Figure]:
         "parallelism",
         setup.split.name,
         "estimated",
-        "the first that fits" if plan.setup else "least memory",
+        "the simplest of the fastest that fit" if plan.setup else "least memory",
     )
+    if setup.split.devices > 1:
+        yield Figure("archwright train", _keys(setup))
     yield Figure("checkpointing", setup.checkpointing, "estimated", "of activations")
     how = "the largest that fits" if plan.workload.micro_batch is None else "as requested"
     yield Figure("micro-batch", _micro_batch(setup), "estimated", how if plan.setup else "")
     text = fmt.size(setup.memory.total)
     share = f"{fmt.percent(setup.memory.total / limit)} of {fmt.size(limit)}"
     yield Figure("memory on each device", text, "estimated", share)
+
+
+def _keys(way: Setup) -> str:
+    """Return the keys of a setup in `archwright train`."""
+    if way.split.scale is None:
+        return "has no such parallelism; other trainers do"
+    keys = {f"scale.{name}": value for name, value in way.split.scale.items()}
+    keys |= {"grad_accum_steps": way.batch.number} if way.batch.number > 1 else {}
+    return " ".join(f"{name}={str(value).lower()}" for name, value in keys.items())
 
 
 def _micro_batch(way: Setup) -> str:
@@ -244,7 +281,7 @@ def strategy_rows(plan: Plan) -> Iterator[tuple[Setup, tuple[str, ...]]]:
         yield (
             way,
             (
-                way.split.name,
+                way.split.name + ("" if way.split.scale else " (other trainers)"),
                 way.checkpointing,
                 f"{way.batch.micro:,} x {way.batch.number:,}",
                 fmt.size(state),

@@ -86,13 +86,13 @@ def _of_machine(run: RunSpec, layout: Layout) -> Iterator[str]:
 def _of_model(spec: ModelSpec, layout: Layout) -> Iterator[str]:
     """Yield refusals by the model's parts, which need torch."""
     axes = (layout.context, layout.tensor, layout.expert, layout.pipeline)
-    if max(axes) == 1 and layout.param_dtype == "float32":
+    if max(axes) == 1 and layout.param_dtype != "bfloat16":
         return
     from archwright.model.build import build
     from archwright.scale import context, experts, fsdp, stages, tensor
 
     model = build(spec, device="meta")
-    if layout.param_dtype != "float32" and not fsdp.units(model):
+    if layout.param_dtype == "bfloat16" and not fsdp.units(model):
         yield (
             f'scale.param_dtype: found "{layout.param_dtype}", but no layer of this model is gathered by itself, as '
             'layers are reversible or share their weights; expected "float32"'

@@ -18,7 +18,7 @@ from archwright.parts.branch import Branch
 from archwright.scale import connections
 from archwright.scale.context import share_texts
 from archwright.scale.launch import Launch
-from archwright.scale.layout import ONE
+from archwright.scale.layout import ONE, Block
 from archwright.scale.processes import Passes, Processes, stretch_of
 from archwright.scale.shards import ModelShards
 
@@ -80,30 +80,52 @@ class Distributed(Processes):
             sequence=layout.sequence,
             experts=experts,
             param_dtype=layout.param_dtype,
+            reshard=layout.frees_weights,
             num_stages=layout.num_stages,
             stage=self._stage,
         )
         if layout.pipeline > 1:
             from archwright.scale.pipeline import Pipeline  # slow to import
 
-            self._pipeline = Pipeline(model, self._shards.stages, self._shards.add_up_gradients)
+            self._pipeline = Pipeline(
+                model,
+                self._shards.stages,
+                self._shards.add_up_gradients,
+                torch.bfloat16 if layout.param_dtype == "bfloat16" else None,
+            )
 
     def drawn(
         self, model: Decoder, draws: Iterable[tuple[str, Callable[[], Tensor]]]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield complete tensors of a model by name, on the CPU of all ranks. Ranks draw different tensors at a time,
-        and broadcast them."""
+        """Yield this rank's blocks of the tensors of a model by name, on the CPU.
+
+        Ranks draw different tensors at a time, and send each rank its block.
+        """
         like, left = dict(model.named_parameters()) | dict(model.named_buffers()), iter(draws)
-        while hand := list(islice(left, self.launch.size)):
-            mine = hand[self.launch.rank][1]() if self.launch.rank < len(hand) else None
+        rank, size = self.launch.rank, self.launch.size
+        blocks: list[dict[str, Block]] = [{}] * size
+        dist.all_gather_object(blocks, {name: self.shards.block(name) for name in like})
+        while hand := list(islice(left, size)):
+            mine, works, local = None, list[dist.Work | None](), dict[str, Tensor]()
+            if rank < len(hand):
+                name, draw = hand[rank]
+                mine = draw().to("cpu", like[name].dtype)
             for turn, (name, _) in enumerate(hand):
-                if mine is not None and turn == self.launch.rank:
-                    value, mine = mine.to("cpu", like[name].dtype).contiguous(), None
-                else:
-                    value = torch.empty(like[name].shape, dtype=like[name].dtype)
-                dist.broadcast(value, turn)
-                yield name, value
-                del value  # frees a large table before the next one
+                if turn != rank:
+                    local[name] = torch.empty(blocks[rank][name].sizes, dtype=like[name].dtype)
+                    if local[name].numel():
+                        works.append(dist.irecv(local[name], turn))
+                    continue
+                assert mine is not None
+                local[name] = mine[blocks[rank][name].slices].clone()
+                for other in {*range(size)} - {rank}:
+                    if blocks[other][name].numel:
+                        block = mine[blocks[other][name].slices].contiguous()
+                        works.append(dist.isend(block, other))
+            for work in works:
+                if work is not None:
+                    work.wait()
+            yield from local.items()
 
     @property
     def shards(self) -> ModelShards:

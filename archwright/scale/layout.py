@@ -1,7 +1,7 @@
 """The grid of a run's ranks, and the block of a tensor on one rank. Imports no torch."""
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from archwright.scale.launch import Launch
 from archwright.spec.errors import UserError
@@ -30,8 +30,10 @@ class Layout(NamedTuple):
     """Ranks that split the layers."""
     schedule: PipelineSchedule = "1f1b"
     """Order of microbatches in the pipeline."""
-    param_dtype: ParamDtype = "float32"
-    """Dtype of all-gathered weights."""
+    param_dtype: ParamDtype = "auto"
+    """Dtype of all-gathered weights; auto until `with_precision`."""
+    reshard: bool | Literal["auto"] = "auto"
+    """Gathered weights of layers are freed after the forward pass."""
 
     @property
     def size(self) -> int:
@@ -66,6 +68,17 @@ class Layout(NamedTuple):
     def part_rows(self, run: RunSpec) -> int:
         """Return the number of sequences of the largest microbatch of one rank."""
         return -(-run.batch_size // (run.grad_accum_steps * self.num_readers))
+
+    @property
+    def frees_weights(self) -> bool:
+        """True if weights of layers are gathered again in the backward pass."""
+        return self.pipeline == 1 if self.reshard == "auto" else self.reshard
+
+    def with_precision(self, precision: str) -> "Layout":
+        """Return the layout with a param_dtype that suits the precision, if it is "auto"."""
+        if self.param_dtype != "auto":
+            return self
+        return self._replace(param_dtype="bfloat16" if precision == "bf16" else "float32")
 
     @property
     def num_machines(self) -> int:
@@ -133,7 +146,7 @@ def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
         copies = sizes.get("replicate", max(1, groups // shard))
     layout = Layout(
         *(copies, shard, local, scale.tensor, scale.sequence, scale.context, scale.expert),
-        *(scale.pipeline, scale.pipeline_schedule, scale.param_dtype),
+        *(scale.pipeline, scale.pipeline_schedule, scale.param_dtype, scale.reshard),
     )
     divides = layout.num_shards % layout.expert == 0
     if layout.size == size and divides:
@@ -178,4 +191,4 @@ def kept_layout(scale: ScaleSpec, launch: Launch | None) -> Layout:
     try:
         return layout_of(scale, launch)
     except UserError:
-        return layout_of(ScaleSpec(param_dtype=scale.param_dtype), launch)
+        return layout_of(ScaleSpec(param_dtype=scale.param_dtype, reshard=scale.reshard), launch)

@@ -32,14 +32,21 @@ class Pipeline:
     Args:
         model: Model that `stages` has split.
         before_backward: Called before each backward pass of a stage, with True for the last one of a step.
+        dtype: Dtype of the residual stream between stages. Default: that of the weights.
     """
 
     def __init__(
-        self, model: Decoder, stages: StageShards, before_backward: Callable[[bool], None]
+        self,
+        model: Decoder,
+        stages: StageShards,
+        before_backward: Callable[[bool], None],
+        dtype: torch.dtype | None = None,
     ) -> None:
         assert stages.group is not None, "a single rank has no stages"
         self.model, self.stages, self.group = model, stages, stages.group
         self.before_backward = before_backward
+        self._weight_dtype = next(model.parameters()).dtype
+        self._dtype = dtype or self._weight_dtype
         self._schedules: dict[tuple[int, ...], Schedule] = {}
         self._parts: Sequence[Batch] = ()
         self._passes: Passes | None = None
@@ -64,7 +71,7 @@ class Pipeline:
 
     def compute(self, stage: int, stream: Tensor | None, number: int) -> Tensor:
         """Return a microbatch's residual stream after a stage, or after the last one its loss."""
-        self.stages.now, self.stages.stream = stage, stream
+        self.stages.now, self.stages.stream = stage, self._received(stream)
         part, passes = self._parts[number], self._passes
         assert passes is not None, "this is called in a step"
         if self.stages.is_last:
@@ -86,10 +93,9 @@ class Pipeline:
             stream = None
             if stage:
                 shape = (*batch.inputs.tokens.shape, self._width)
-                dtype = next(self.model.parameters()).dtype
-                stream = torch.empty(shape, dtype=dtype, device=batch.inputs.tokens.device)
+                stream = torch.empty(shape, dtype=self._dtype, device=batch.inputs.tokens.device)
                 dist.recv(stream, self._global_rank(self.stages.rank - 1), self.group)
-            self.stages.now, self.stages.stream = stage, stream
+            self.stages.now, self.stages.stream = stage, self._received(stream)
             if self.stages.is_last:
                 out = self.model(**batch.inputs.given())
             else:
@@ -104,17 +110,20 @@ class Pipeline:
 
     def _to_send(self, stream: Tensor) -> Tensor:
         """Return the streams [batch, length, width] in the layout that stages exchange."""
-        return stream.to(next(self.model.parameters()).dtype).contiguous()
+        return stream.to(self._dtype).contiguous()
+
+    def _received(self, stream: Tensor | None) -> Tensor | None:
+        """Return the streams in the dtype in which layers add to them."""
+        return None if stream is None else stream.to(self._weight_dtype)
 
     def _global_rank(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank % self.stages.size)
 
     def _new_schedule(self, num_parts: int, batch: int, length: int) -> Schedule:
         """Return a schedule for microbatches of one shape. With given shapes, stages do not exchange any."""
-        weight = next(self.model.parameters())
-        device, shape = weight.device, (batch, length, self._width)
-        stream = torch.empty(shape, dtype=weight.dtype, device="meta", requires_grad=True)
-        loss = torch.empty(1, dtype=weight.dtype, device="meta", requires_grad=True)
+        device, shape = next(self.model.parameters()).device, (batch, length, self._width)
+        stream = torch.empty(shape, dtype=self._dtype, device="meta", requires_grad=True)
+        loss = torch.empty(1, dtype=self._weight_dtype, device="meta", requires_grad=True)
         num_stages = len(self.stages.runs)
         stages = [
             _Stage(

@@ -50,7 +50,8 @@ class ModelShards(Shards):
         mesh: All ranks, with the axes [pipeline], [replicate], shard, [tensor].
         sequence: Whether tensor-parallel ranks split the tokens between branches.
         experts: The same ranks, with an axis expert after shard, if ranks split experts.
-        param_dtype: Dtype of all-gathered weights of layers.
+        param_dtype: Dtype of all-gathered weights of layers and head.
+        reshard: Whether gathered weights of layers are freed between the passes.
         num_stages: Number of pipeline stages.
         stage: Ranks of the same pipeline stage; None: all.
 
@@ -66,6 +67,7 @@ class ModelShards(Shards):
         sequence: bool = True,
         experts: DeviceMesh | None = None,
         param_dtype: ParamDtype = "float32",
+        reshard: bool = True,
         num_stages: int = 1,
         stage: dist.ProcessGroup | None = None,
     ) -> None:
@@ -98,6 +100,7 @@ class ModelShards(Shards):
             expert_mesh=experts,
             empty={p for name, p in model.named_parameters() if not self.stages.holds(name)},
             param_dtype=param_dtype,
+            reshard=reshard,
         )
         self._scalars = [p for p in model.parameters() if p.ndim == 0]
         self.tensors = _tensors(model)
@@ -154,8 +157,16 @@ class ModelShards(Shards):
         return next((s.axis for s in self._splits[name] if s.group is self._tensor), None)
 
     def add_up_gradients(self, now: bool) -> None:
-        """Set whether the next backward pass sums gradients over ranks, or accumulates them locally."""
-        cast(FSDPModule, self.model).set_requires_gradient_sync(now)
+        """Set whether the next backward pass is the last of a step.
+
+        Each pass reduce-scatters gradients, so that no rank keeps complete ones. Only the last one all-reduces them
+        over replicas. A rank with complete parameters accumulates complete gradients instead.
+        """
+        cast(FSDPModule, self.model).set_is_last_backward(now)
+        for unit, is_split in self._units.items():
+            unit.set_requires_gradient_sync(now or is_split, recurse=False)
+            # The last backward pass of a step is that of one stage of several.
+            unit.set_requires_all_reduce(now or len(self.stages.own) > 1, recurse=False)
 
     def bring_gradients(self) -> None:
         """Set the gradients of the local shards, summed over ranks."""
@@ -341,7 +352,8 @@ def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros((), dtype=torch.float64)
-    return torch.stack([g.double().square().sum() for g in gradients]).sum()
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float64)
+    return torch.stack([*norms]).square().sum()
 
 
 @torch.no_grad()

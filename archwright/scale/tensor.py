@@ -22,7 +22,9 @@ from archwright.model.across_layers import reads_embedding
 from archwright.model.model import Decoder, Layer, Stack
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import Head, TokenEmbedding
-from archwright.parts.feedforward import RouterAuxLoss
+from archwright.parts.feedforward import Gated, Plain, RouterAuxLoss
+from archwright.parts.linear import to_autocast_dtype
+from archwright.parts.mixers.attention import AttentionMixer
 from archwright.scale.cuts import (
     branch_paths,
     cut_axes,
@@ -77,7 +79,10 @@ def split_branches(
     for table in shared_tables(model, size):
         axes |= {p: 0 for p in (table.weight, table.bias) if p is not None}
         inside.update(table.parameters())
-        (_connect_head if isinstance(table, Head) else _connect_embedding)(table, group)
+        if isinstance(table, Head):
+            _connect_head(table, group)
+        else:
+            _connect_embedding(table, group)
     for tensor, axis in axes.items():
         tensor.data = own_part(tensor.data, axis, size, group.rank())
     named = [*model.named_parameters(), *model.named_buffers()]
@@ -162,10 +167,14 @@ def _connect(
     if not cut and tokens is None:
         return
 
+    # Routers and recurrences read their input in float32; for maps autocast would round it after the gather.
+    narrows = isinstance(branch, AttentionMixer | Plain | Gated)
+
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x = to_autocast_dtype(args[0]) if narrows else args[0]
         if tokens is None:
-            return exchanged(args[0], group, "same", "sum"), *args[1:]
-        return tokens.exchanged(args[0], "all", "own_sum" if cut else "own"), *args[1:]
+            return exchanged(x, group, "same", "sum"), *args[1:]
+        return tokens.exchanged(x, "all", "own_sum" if cut else "own"), *args[1:]
 
     def leave(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
         if cut:
@@ -197,14 +206,31 @@ def _connect_embedding(embedding: nn.Module, group: dist.ProcessGroup) -> None:
     setattr(embedding, "forward", of_local_rows)  # noqa: B010
 
 
-def _connect_head(head: nn.Module, group: dist.ProcessGroup) -> None:
-    """All-gather the logits of the vocabulary shards."""
+class _VocabShards:
+    """Equal shards of the vocabulary, one per rank."""
+
+    def __init__(self, group: dist.ProcessGroup, size: int) -> None:
+        self.group, self.size = group, size
+        self.start = group.rank() * (size // group.size())
+
+    def max(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        return x
+
+    def sum(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x, group=self.group)
+        return x
+
+
+def _connect_head(head: Head, group: dist.ProcessGroup) -> None:
+    """All-gather the logits of the vocabulary shards, unless a loss needs only the local ones."""
+    head.vocab = _VocabShards(group, len(head.weight))
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return exchanged(args[0], group, "same", "sum"), *args[1:]
 
-    def leave(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
-        return exchanged(out, group, "all_columns", "own_columns")
+    def leave(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        return out if args[1:] else exchanged(out, group, "all_columns", "own_columns")
 
     head.register_forward_pre_hook(enter)
     head.register_forward_hook(leave)

@@ -1,5 +1,6 @@
 """Devices for planning: memory, bandwidth, peak speed and power, as published by their makers."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -31,7 +32,11 @@ class Hardware(Spec):
     memory_bandwidth: float = Field(2e12, gt=0)
     """Bytes per second between its memory and its cores."""
     interconnect_bandwidth: Positive | Literal["none"] = Field("none", examples=[450e9])
-    """Bytes per second to neighbouring devices, in one direction."""
+    """Bytes per second to the other devices of a server, in one direction."""
+    devices_per_server: int = Field(8, ge=1)
+    """Neighbours with `interconnect_bandwidth` between them: a server, or a pod of TPUs."""
+    network_bandwidth: Positive | Literal["none"] = Field("none", examples=[50e9])
+    """Bytes per second of a device to other servers, in one direction; none: not published."""
     usual_devices: int = Field(8, ge=1)
     """Devices of a usual machine, the default number of a plan."""
     power: Positive | Literal["none"] = Field("none", examples=[700.0])
@@ -62,16 +67,18 @@ def hardware_names() -> list[str]:
 
 
 def load_hardware(name: str) -> Hardware:
-    """Return a device by name.
+    """Return a device by the name of a preset, or of a TOML file.
 
     Raises:
         UserError: No such device.
     """
-    names = hardware_names()
-    if name not in names:
+    names, path = hardware_names(), presets.FOLDER / "hardware" / f"{name}.toml"
+    if name.endswith(".toml"):
+        path = Path(name)
+    elif name not in names:
         known = [*names, presets.THIS]
         raise UserError(
             f'hardware: found "{name}"; expected one of {", ".join(known)}.{nearest(name, known)}'
         )
-    values = read_toml(presets.FOLDER / "hardware" / f"{name}.toml")
-    return validated(Hardware, {"name": name, **values})
+    values = read_toml(path)
+    return validated(Hardware, {"name": path.stem, **values})

@@ -84,7 +84,7 @@ class CheckpointSpec(Spec):
     """Checkpoints to resume from."""
 
     every: int = Field(0, ge=0, le=10**12)
-    """Steps between checkpoints; 0: about one per minute."""
+    """Steps between checkpoints; 0: about one per minute, or fewer so that they take at most 2 % of the time."""
     keep: Steps = 2
     """Number of newest checkpoints to keep."""
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from archwright.spec.choice import AutoCount, Count, Spec
 
 PipelineSchedule = Literal["1f1b", "interleaved_1f1b"]
-ParamDtype = Literal["float32", "bfloat16"]
+ParamDtype = Literal["auto", "float32", "bfloat16"]
 
 
 class ScaleSpec(Spec):
@@ -34,10 +34,13 @@ class ScaleSpec(Spec):
     pipeline_schedule: PipelineSchedule = "1f1b"
     """Order of microbatches in a stage. 1f1b: one forward, one backward; interleaved_1f1b: two shorter runs of layers
     per process, with about half the bubble."""
-    param_dtype: ParamDtype = "float32"
-    """Dtype in which processes of `shard` and `context` gather the weights of layers. bfloat16, with
-    machine.precision=bf16, halves the traffic and also rounds weights of norms and routers, which autocast leaves in
-    float32. Stored weights and summed gradients are always float32."""
+    param_dtype: ParamDtype = "auto"
+    """Dtype in which processes of `shard` and `context` gather the weights of layers and head; auto: bfloat16 with
+    machine.precision=bf16, otherwise float32. bfloat16 halves the traffic and also rounds weights of norms and routers,
+    which autocast leaves in float32. Embeddings, stored weights and summed gradients are always float32."""
+    reshard: bool | Literal["auto"] = "auto"
+    """Free gathered weights of a layer between its forward and backward pass, and gather them again; auto: unless
+    `pipeline` is above 1, where each microbatch would gather them twice."""
     sequence: bool = True
     """Sequence parallelism: tensor-parallel processes also share the tokens between the branches of layers, if all
     modules there process each token separately."""

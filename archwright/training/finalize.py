@@ -10,11 +10,10 @@ from archwright.data.eval_windows import HeldOut
 from archwright.format import printable
 from archwright.generation.writing import stream
 from archwright.machine.compiling import uncompiled
-from archwright.model.model import Decoder
 from archwright.runs import RunFolder
 from archwright.runs.ending import early_end
+from archwright.runs.load import OpenRun
 from archwright.spec.run_spec import RunSpec
-from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import Material
 from archwright.training.evaluation import Reading, compressors, evaluate_halves, reading_of
 from archwright.training.loop import Loop
@@ -24,6 +23,8 @@ FINAL = "final"
 """Name of the final evaluation of a run that keeps only records."""
 SAMPLE_TOKENS = 160
 """Tokens of the sample."""
+LARGEST_SAMPLED = 8 * 10**9
+"""Bytes of weights from which several ranks write no sample: 160 tokens would take a minute at 20 GB/s."""
 TIMED_TOKENS = 4096
 """Held-out tokens for timing the end of a run."""
 TIMED_SAMPLE = 10
@@ -40,7 +41,12 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     If a process was killed here, its records are not repeated.
     """
     session, first = loop.session, loop.processes.first
-    windows = session.windows(material, _final(session.run))
+    samples = session.windows(material, _final(session.run)).generates_text
+    if samples and not can_sample(session):
+        loop.progress.say(
+            f"no sample: one process would read {LARGEST_SAMPLED // 10**9} GB or more for each token"
+        )
+        samples = False
     loop.restore_best()
     final_evaluation(loop, folder, material)
     first(lambda: _record_baselines(loop, folder, material))
@@ -48,9 +54,10 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     session.write_model(folder.model_file, metadata)
 
     def complete() -> None:
-        if windows.generates_text:
+        if samples:
             with session.whole_model(folder.model_file) as model:
-                text = printable(_sample(session, model, material.tokenizer, SAMPLE_TOKENS))
+                opened = OpenRun(folder, session.run, model, material.tokenizer)
+                text = printable(_sample(session, opened, SAMPLE_TOKENS))
             folder.check_kept()
             folder.write_samples(text)
         loop.record("event", name="finished", text=f"{session.standing.step} steps")
@@ -92,10 +99,11 @@ def time_end(session: Session, folder: RunFolder, material: Material) -> tuple[f
 
     def sampling() -> float:
         with session.whole_model(folder.timed_file) as model:
-            _sample(session, model, material.tokenizer, 2)  # the first tokens take longer
-            return _seconds(lambda: _sample(session, model, material.tokenizer, TIMED_SAMPLE))
+            opened = OpenRun(folder, session.run, model, material.tokenizer)
+            _sample(session, opened, 2)  # the first tokens take longer
+            return _seconds(lambda: _sample(session, opened, TIMED_SAMPLE))
 
-    if windows.generates_text:
+    if windows.generates_text and can_sample(session):
         others += SAMPLE_TOKENS / TIMED_SAMPLE * first(sampling)
     first(folder.timed_file.unlink)
     return per_token, others
@@ -107,11 +115,16 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _sample(session: Session, model: Decoder, tokenizer: Tokenizer, max_tokens: int) -> str:
-    with uncompiled(model), session.precision.autocast():
-        return "".join(
-            stream(model, tokenizer, top_p=0.95, max_tokens=max_tokens, seed=session.run.seed)
-        )
+def can_sample(session: Session) -> bool:
+    """True if the weights are on this device, or one of several ranks can read all of them for each token."""
+    size = 4 * session.whole.num_parameters()
+    return session.processes.layout.size == 1 or size < LARGEST_SAMPLED
+
+
+def _sample(session: Session, run: OpenRun, max_new_tokens: int) -> str:
+    with uncompiled(run.model), session.precision.autocast():
+        seed = session.run.seed
+        return "".join(stream(run, top_p=0.95, max_new_tokens=max_new_tokens, seed=seed))
 
 
 def report(folder: RunFolder) -> None:

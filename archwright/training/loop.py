@@ -10,6 +10,7 @@ from signal import SIGTERM
 from typing import Any
 
 from archwright import checkpoint
+from archwright.format import duration
 from archwright.inspection.probes import Probes
 from archwright.machine.decide import peak_memory
 from archwright.runs import RunFolder
@@ -32,7 +33,9 @@ from archwright.training.session import Session, is_spike
 from archwright.training.step import StepResult
 
 CHECKPOINT_SECONDS = 60.0
-"""Time between checkpoints if no number of steps is set."""
+"""Shortest time between checkpoints if no number of steps is set."""
+CHECKPOINT_SHARE = 0.02
+"""Largest share of the time for which checkpoints stop training, if no number of steps is set."""
 
 
 class DivergedError(RuntimeError):
@@ -64,6 +67,8 @@ class Loop:
         self.share_of_peak = flops / peak if flops and peak else None  # of a token in a second
         self._failure: CallbackError | None = None
         self._saved_at = time.monotonic()
+        self._saving_seconds = 0.0
+        """Time for which the last checkpoint stopped training."""
         self._is_saving = False
 
     def run(self, interrupt: Interrupt) -> bool:
@@ -99,6 +104,11 @@ class Loop:
             raise self._failure or CallbackError(after["failed"])
         if after["is_saved"]:
             self._settle()
+            interval, every = self._checkpoint_interval, self.session.run.checkpoint.every
+            if interval > CHECKPOINT_SECONDS and not every:
+                stall = duration(self._saving_seconds)
+                text = f"every {duration(interval)}, as each stops training for {stall}"
+                self.record("event", name="checkpoints", text=text)
         if self.done or interrupt or after["saves"]:
             self.start_saving()
 
@@ -172,9 +182,10 @@ class Loop:
         """Write a checkpoint from a copy during training, after waiting for the previous one."""
         self._settle()
         self._check_kept()
-        self._saved_at = time.monotonic()
+        self._saved_at = start = time.monotonic()
         with self.progress.doing("saving"):
             self.session.start_saving(self.folder.checkpoints_folder)
+        self._saving_seconds = time.monotonic() - start
         self._is_saving = True
 
     def _check_kept(self) -> None:
@@ -185,13 +196,14 @@ class Loop:
         """Wait until the checkpoint is written."""
         if not self._is_saving:
             return
-        self._is_saving = False
+        self._is_saving, start = False, time.monotonic()
         with self.progress.doing("saving"):
             try:
                 self.session.settle()
             except UserError:
                 self._check_kept()  # nothing can be written into a run that was removed
                 raise
+        self._saving_seconds += time.monotonic() - start
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
@@ -231,8 +243,12 @@ class Loop:
         every = self.session.run.checkpoint.every
         if every:
             return self.session.standing.step % every == 0
-        late = time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
+        late = time.monotonic() - self._saved_at >= self._checkpoint_interval
         return late and not is_saving
+
+    @property
+    def _checkpoint_interval(self) -> float:
+        return max(CHECKPOINT_SECONDS, self._saving_seconds / CHECKPOINT_SHARE)
 
     def _stop_early(self, evaluation: Record) -> None:
         """End the run if its held-out loss stopped falling; until then, keep the best weights."""

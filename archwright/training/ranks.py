@@ -53,6 +53,7 @@ def sharded(
     assert launch is not None, "a layout of several ranks needs torchrun"
     if device == "cuda":
         check_gpus(launch, torch.cuda.device_count())
+    layout = layout.with_precision(folder.spec.machine.precision)
     group, path = Group(launch), str(folder.path.resolve())
     end = group.end_before(path)
     group.remember_end(path, end)

@@ -61,8 +61,8 @@ class ShardedSession(Session):
         draws = initial_draws(self.whole, self.run.seed, device=group.device)
         needed = ((name, draw) for name, draw in draws if name not in known)
         for name, value in group.drawn(self.whole, needed):
-            group.shards.put(name, value)
-            del value  # the next tensors are as large
+            if value.numel():
+                group.shards.put_own(name, value)
 
     @contextlib.contextmanager
     def _state_restored(self) -> Iterator[None]:

@@ -77,6 +77,8 @@ def initial_values(group: Group) -> list[float]:
     model = build(MIXTURE, seed=3)
     expected = dict(model.named_parameters()) | dict(model.named_buffers())
     described = build(MIXTURE, device="meta")
+    group.layout = Layout(1, group.launch.size)
+    group.cut(build(MIXTURE, device="meta"))
     number, names = 0, set[str]()
 
     def counted() -> Iterator[tuple[str, Callable[[], Tensor]]]:
@@ -89,7 +91,8 @@ def initial_values(group: Group) -> list[float]:
         return draw()
 
     for name, value in group.drawn(described, counted()):
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
+        own = expected[name][group.shards.block(name).slices]
+        torch.testing.assert_close(value, own, rtol=0, atol=0)
         names.add(name)
     assert names == expected.keys()
     return [*group.sums([number]), len(expected)]
@@ -117,17 +120,22 @@ def directions(group: Group, *layout: int) -> list[float]:
 
 
 def gathers(group: Group) -> list[float]:
-    """Count how often something is gathered in a pass forward and backward: each layer for both, and the rest once."""
+    """Count the gathers of a pass forward and backward: each layer for both, and embedding, head and the rest once."""
     group.layout = Layout(1, group.launch.size)
-    model = build(MIXTURE.override("feedforward.kind=swiglu"), seed=3)
+    model = build(MIXTURE.override("feedforward.kind=swiglu", "head.tied=false"), seed=3)
     group.cut(model)
     tokens, found = torch.randint(50, (2, 8)), list[float]()
-    for compute in (lambda: model(tokens).logits, lambda: model.hidden(tokens)):
+
+    def in_two_calls() -> Tensor:
+        logits: Tensor = model.head(model.hidden(tokens))
+        return logits
+
+    for compute in (lambda: model(tokens).logits, in_two_calls):
         with uncompiled(model), CommDebugMode() as seen:
             compute().sum().backward()
         counts = {str(op): number for op, number in seen.get_comm_counts().items()}
         found.append(sum(number for op, number in counts.items() if "gather" in op))
-    return [*found, 2 * MIXTURE.num_layers + 1]
+    return [*found, 2 * MIXTURE.num_layers + 3]
 
 
 def main(out: Path) -> None:

@@ -10,8 +10,10 @@ import torch
 import archwright
 from archwright import checkpoint
 from archwright.scale.checks import check_layout
-from archwright.scale.layout import Layout
+from archwright.scale.launch import Launch
+from archwright.scale.layout import Layout, layout_of
 from archwright.spec.errors import UserError
+from archwright.spec.scale import ScaleSpec
 from bench.scale import Case
 from bench.scale import trained as trained_alone
 from tests.scale.together import LOSSES, TWELVE_STEPS, started, trained, values, without_dropout
@@ -99,3 +101,22 @@ def test_layers_that_are_gathered_with_all_else_are_refused(name: str) -> None:
     run = without_dropout(name, "machine.precision=bf16")
     with pytest.raises(UserError, match=r'scale.param_dtype: found "bfloat16", but no layer'):
         check_layout(run, TWO)
+
+
+@pytest.mark.parametrize(
+    ("asked", "precision", "dtype"),
+    [
+        ("auto", "bf16", "bfloat16"),
+        ("auto", "fp32", "float32"),
+        ("float32", "bf16", "float32"),
+    ],
+)
+def test_the_dtype_follows_the_precision(asked: str, precision: str, dtype: str) -> None:
+    layout = layout_of(ScaleSpec.model_validate({"param_dtype": asked}), Launch(0, 2, 0, 2))
+    assert layout.with_precision(precision).param_dtype == dtype
+
+
+def test_pipelines_keep_gathered_weights_unless_asked() -> None:
+    assert Layout(1, 2).frees_weights
+    assert not Layout(pipeline=2).frees_weights
+    assert Layout(pipeline=2, reshard=True).frees_weights

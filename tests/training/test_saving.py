@@ -2,11 +2,13 @@
 
 import errno
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +16,12 @@ import pytest
 import archwright
 from archwright import checkpoint
 from archwright.checkpoint import steps, weights
+from archwright.model import build
 from archwright.runs import RunFolder
+from archwright.scale.layout import Layout
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
+from archwright.training import finalize, loop
 from archwright.training.data import Material
 from archwright.training.progress import Silent
 from archwright.training.resolve import resolve
@@ -163,3 +168,32 @@ def test_a_run_killed_while_one_is_written_goes_on_from_the_one_before(
     assert archwright.resume(cut, quiet=True).folder.finished
     assert [p.name for p in cut.checkpoints_folder.iterdir() if "tmp" in p.name] == []
     assert cut.model_file.read_bytes() == whole.model_file.read_bytes()
+
+
+def test_checkpoints_follow_each_other_by_what_they_cost(
+    longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a first one, there is no second one until training has taken long enough."""
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    steps, events = {}, {}
+    for name, share in (("cheap", 1e9), ("dear", 1e-9)):
+        monkeypatch.setattr(loop, "CHECKPOINT_SHARE", share)
+        run = longer.override("checkpoint.keep=99", "checkpoint.every=0")
+        folder = archwright.train(run, out=tmp_path / name, quiet=True).folder
+        steps[name] = [*folder.checkpoints()]
+        events[name] = [r["text"] for r in folder.metrics() if r.get("name") == "checkpoints"]
+    assert len(steps["cheap"]) > 2
+    assert steps["dear"] == [1, 12]
+    (text,) = events["dear"]
+    assert re.fullmatch("every .*, as each stops training for .*", text)
+
+
+@pytest.mark.parametrize(("layout", "samples"), [(Layout(), True), (Layout(1, 2), False)])
+def test_several_processes_sample_from_weights_that_one_can_read(
+    layout: Layout, samples: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build("textbook", device="meta", vocab_size=50)
+    session: Any = SimpleNamespace(whole=model, processes=SimpleNamespace(layout=layout))
+    assert finalize.can_sample(session)
+    monkeypatch.setattr(finalize, "LARGEST_SAMPLED", 1000)
+    assert finalize.can_sample(session) == samples
