@@ -370,3 +370,20 @@ def test_linear_never_holds_all_logits():
     with Watch():
         linear_cross_entropy(hidden, head, targets).total.backward()
     assert largest <= losses.LINEAR_CHUNK / 4 < hidden.shape[0] * 20_000 / 2
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "tokens", "device", "chunks"),
+    [
+        (50304, 16384, "cpu", 50),
+        (50304, 16384, "cuda", 4),
+        (128256, 8192, "cpu", 64),
+        (128256, 8192, "cuda", 4),
+        (1_000_000, 8192, "cuda", 4),
+    ],
+)
+def test_a_gpu_has_few_chunks(vocab_size: int, tokens: int, device: str, chunks: int) -> None:
+    """A chunk of few rows would spend its time on the gradient of the head."""
+    rows = losses.rows_per_chunk(vocab_size, device)
+    assert len(losses._slices(tokens, rows)) == chunks
+    assert device == "cpu" or rows >= 2048
