@@ -31,13 +31,16 @@ Parameters, FLOPs and caches are counted from the model, built without memory. A
 times are estimated; times use the given MFU, the share of peak compute (--mfu). Serving speeds are upper
 bounds by the roofline model: bytes over memory bandwidth and FLOPs over peak compute.
 
-Weights, gradients and moments are in 32 bits; activations, and the copies of weights for autocast or FSDP,
-are in 16. A plan fills 90 % of a device's memory.
-DDP replicates the model on each device, and FSDP shards it. In addition, experts splits the experts of
-mixtures, tensor the matrices of layers, pipeline the layers, and context the tokens of a sequence. The plan
-uses the first strategy that fits: DDP, DDP with experts or tensor, FSDP, FSDP with experts, tensor, pipeline
-or context. --split sets another: tensor=N, pipeline=N, context=N and experts=N; ddp, zero1, zero2 or fsdp for
-the remaining devices; and no-sequence for no sequence parallelism.
+Memory and traffic are those of archwright train with machine.precision=bf16: weights, gradients and moments
+in 32 bits, activations and gathered weights in 16 (scale.param_dtype). A plan fills 90 % of a device's memory.
+DDP replicates the model on each device, FSDP shards it, and HSDP shards it within groups of devices. In
+addition, experts splits the experts of mixtures, tensor the matrices of layers, pipeline the layers, and
+context the tokens of a sequence. A step lasts at least as long as its compute, or as the links inside or
+between servers need. Of the strategies that fit, the plan takes the first with about the shortest step: DDP,
+DDP with tensor, FSDP, FSDP with experts, HSDP, FSDP with tensor, pipeline or context. --split sets another:
+tensor=N, pipeline=N, context=N and experts=N; ddp, zero1, zero2 or fsdp for the remaining devices, or shard=N
+for HSDP; chunks=N for interleaved stages; and no-sequence for no sequence parallelism. The line "archwright
+train" has the keys of the run; zero1, zero2 and more than two chunks are for other trainers.
 A microbatch has as many sequences as fit, or --micro-batch. Activation checkpointing recomputes activations:
 "selective" all of a layer except products with weights and attention, "full" whole layers
 (machine.activation_checkpointing of a run). Keys of --json: docs/planning.md
@@ -45,6 +48,10 @@ A microbatch has as many sequences as fit, or --micro-batch. Activation checkpoi
 With --hardware this, the peaks of this machine, or of its GPU, are measured. A few training steps of a single
 model are run on random tokens if they fit into 80 % of the free memory and take at most about a minute each;
 peak memory and the median time are printed.
+
+hardware.KEY=VALUE changes the device: hardware.network_bandwidth=25e9 are bytes per second of each device to
+other servers, and hardware.devices_per_server=4 is the size of a server. A file, --hardware mine.toml, has
+such keys for a device of your own.
 
 devices: this, {devices}"""
 
@@ -54,6 +61,7 @@ EXAMPLES = """\
   archwright plan llama-3-70b :attention.num_kv_heads=64 :attention.num_kv_heads=1
   archwright plan llama-3-8b gemma-2-9b --html costs.html
   archwright plan llama-3-405b --devices 16384 --batch 16M --context 8192 --split tensor=8,pipeline=16,fsdp
+  archwright plan llama-3-70b --devices 64 --split shard=32 hardware.network_bandwidth=25e9
   archwright plan modern dim=256 num_layers=4 --hardware this
   archwright plan mine.toml optimizer.kind=muon --mfu 0.35-0.45 --json
   archwright plan llama-3-8b layer_kinds.local.attention.mask.kind=window \\
@@ -155,7 +163,9 @@ def _print(
 def _parser() -> Parser:
     devices = sorted(path.stem for path in (presets.FOLDER / "hardware").glob("*.toml"))
     parser = Parser("plan", ABOUT.format(devices=", ".join(devices)), EXAMPLES)
-    parser.add_argument("what", nargs="+", metavar="WHAT", help="models, variants, KEY=VALUE")
+    parser.add_argument(
+        "what", nargs="+", metavar="WHAT", help="models, variants, KEY=VALUE, hardware.KEY=VALUE"
+    )
     add = parser.add_argument
     add(
         "--hardware",
@@ -175,7 +185,7 @@ def _parser() -> Parser:
     add("--context", type=int, metavar="N", help="tokens per sequence (default: the model's)")
     add("--mfu", default="0.3-0.5", metavar="X", help="share of peak compute (default: 0.3-0.5)")
     add("--price", type=float, metavar="X", help="price of a device per hour")
-    add("--split", default="auto", metavar="S", help="parallelism (default: the first that fits)")
+    add("--split", default="auto", metavar="S", help="parallelism (default: the fastest that fits)")
     add("--micro-batch", type=int, metavar="N", help="sequences at once (default: all that fit)")
     add("--html", metavar="FILE", help="also write a page with tables and charts")
     add("--json", action="store_true", help="print JSON; a list for several models")

@@ -44,12 +44,20 @@ def blockwise(
     """Reference attention, computed in blocks."""
     if mask.kept is not None:  # a cache: few queries, so blocks cost more than they save
         return sdpa(query, key, value, mask, scores)
+    if mask.second is not None and mask.whole is not None and scores.bias is None:
+        parts = mask.ranges_of_columns(0, mask.layout.length)
+        queries = query.split([stop - first for first, stop in parts], 1)
+        whole = mask.whole
+        masks = mask.once("parts", lambda _: [whole.of_columns(*part) for part in parts])
+        each = [blockwise(q, key, value, m, scores) for q, m in zip(queries, masks, strict=True)]
+        return torch.cat(each, 1)
     bias_band, (least, most) = None, _columns(mask)
     if scores.bias is not None:
         at = mask.layout
         by_distance = isinstance(scores.bias, ElementwiseBias) and scores.bias.by_distance
         # Column differences equal distances only without padding and with default positions.
-        if not (by_distance and at.padding_mask is None and at.position_ids is at.index):
+        regular = at.padding_mask is None and at.position_ids is at.index
+        if not (by_distance and regular and mask.second is None):
             mixed: Tensor = _outside_graph(by_autograd, query, key, value, mask, scores)
             return mixed
         bias_band = _bias_band(

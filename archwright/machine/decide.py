@@ -161,8 +161,9 @@ def decide_loss(decisions: Decisions, model: Decoder, run: RunSpec, layout: Layo
     if decisions.machine.loss == "auto" and not run.model.generator.is_none:
         decisions.decide("loss", "whole", "tokens are drawn from the logits of a generator")
     if decisions.machine.loss == "auto":
-        # Tensor-parallel ranks gather the logits, so each one has the complete vocabulary.
         logits = logit_bytes(model, layout.part_rows(run)) // layout.context
+        if model.head.vocab_parallel and len(model.head.weight) % layout.tensor == 0:
+            logits //= layout.tensor
         device, limit = decisions.machine.device, WHOLE_LOGITS
         if device == "cuda":
             limit = max(limit, int(CUDA_LOGITS * total_memory(device)))

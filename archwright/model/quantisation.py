@@ -3,11 +3,10 @@
 from typing import Literal, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archwright.parts.embeddings import Head
-from archwright.parts.linear import Linear
+from archwright.parts.linear import Linear, linear
 from archwright.spec.errors import UserError
 
 Weights = Literal["int8", "int4"]
@@ -49,7 +48,7 @@ def quantise(model: M, weights: Weights) -> M:
 
 def _is_plain(m: Linear) -> bool:
     """True for one matrix with the usual product."""
-    return type(m) in (Linear, Head) and m.product is F.linear and not m.reads_weight
+    return type(m) in (Linear, Head) and m.product is linear and not m.reads_weight
 
 
 class _Int8:
@@ -63,7 +62,7 @@ class _Int8:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.numel() // x.shape[-1]
         if rows > FEW:
-            y = F.linear(x, self.q.to(x.dtype)) * self.scale[:, 0].to(x.dtype)
+            y = linear(x, self.q.to(x.dtype), None) * self.scale[:, 0].to(x.dtype)
         else:
             # [..., d_in] -> [rows, d_in]; [rows, d_out] -> [..., d_out]
             flat = x.reshape(rows, -1).bfloat16()

@@ -471,6 +471,8 @@ class AttentionMask:
     """Column of the first query among the keys."""
     whole: "AttentionMask | None" = None
     """Mask of all queries, if these are queries from `first_column` on."""
+    second: tuple[int, int] | None = None
+    """Number of queries before the second of two ranges of columns, and the column where this range starts."""
     given: Bool[Tensor, "rows heads queries keys"] | None = None
     """Explicit mask instead of the pattern. A size of 1 broadcasts over rows or heads."""
     made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -519,10 +521,24 @@ class AttentionMask:
         bare = type(self) is AttentionMask and not replaced
         return numbered and bare and isinstance(self.pattern, Hashable)
 
-    def of_columns(self, first: int, stop: int) -> "AttentionMask":
-        """Return the mask between queries [first, stop) and all keys."""
+    def of_columns(
+        self, first: int, stop: int, second: tuple[int, int] | None = None
+    ) -> "AttentionMask":
+        """Return the mask between queries [first, stop), or of two such ranges, and all keys."""
         some = self.layout.columns(first, stop)
-        return AttentionMask(self.pattern, some, first_column=first, whole=self)
+        if second is None:
+            return AttentionMask(self.pattern, some, first_column=first, whole=self)
+        some, at = some.joined(self.layout.columns(*second)), (stop - first, second[0])
+        return AttentionMask(self.pattern, some, first_column=first, whole=self, second=at)
+
+    def ranges_of_columns(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """Return the columns of queries [first, stop) among all queries, in one or two ranges."""
+        begin = self.first_column
+        if self.second is None or stop <= self.second[0]:
+            return [(begin + first, begin + stop)]
+        at, start = self.second
+        far = (start + max(first, at) - at, start + stop - at)
+        return [far] if first >= at else [(begin + first, begin + at), far]
 
     @property
     def keys_at(self) -> TokenLayout:
@@ -570,7 +586,11 @@ class AttentionMask:
     def allows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return True if the query in a column of a row sees the key in a column; shapes broadcast."""
         if self.whole is not None:
-            return self.whole.allows(row, head, query + self.first_column, key)
+            column = query + self.first_column
+            if self.second is not None:
+                number, start = self.second
+                column = torch.where(query < number, column, query + (start - number))
+            return self.whole.allows(row, head, column, key)
         at, kept = self.layout, self.keys_at
         here, there = (
             index[row if len(index) > 1 else 0, column]
@@ -615,8 +635,9 @@ class AttentionMask:
     def log_times(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
         """Return log(times) of keys that count several times, to be added to scores: [rows, 1, queries, keys]."""
         if self.whole is not None:
-            first, stop = first + self.first_column, stop + self.first_column
-            return self.whole.log_times(first, stop, key_first, key_stop)
+            ranges = self.ranges_of_columns(first, stop)
+            parts = [self.whole.log_times(*columns, key_first, key_stop) for columns in ranges]
+            return torch.cat(parts, 2)  # [rows, 1, queries, keys]
         at, kept = self.layout.index_or_range(), self.keys_at.index_or_range()
         times = self.pattern.times(
             at[:, first:stop, None],
@@ -634,7 +655,11 @@ class AttentionMask:
     def ranges_of_rows(self, first: int, stop: int) -> list[Ranges]:
         """Return a superset of the key columns of queries [first, stop), for each row with a different mask."""
         if self.whole is not None:
-            return self.whole.ranges_of_rows(first + self.first_column, stop + self.first_column)
+            near, *far = [
+                self.whole.ranges_of_rows(*columns)
+                for columns in self.ranges_of_columns(first, stop)
+            ]
+            return [united([*a, *b]) for a, b in zip(near, *far, strict=True)] if far else near
         length = self.keys_at.length
         if self.kept is not None:
             return [[(0, length)]] * self.num_rows

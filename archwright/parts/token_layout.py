@@ -58,6 +58,21 @@ class TokenLayout:
             ends=some(self.text_lengths),
         )
 
+    def joined(self, other: "TokenLayout") -> "TokenLayout":
+        """Return the layout of columns of the same texts, and after them of other columns."""
+
+        def both(name: str) -> Tensor | None:
+            ours, theirs = getattr(self, name), getattr(other, name)
+            return None if ours is None else torch.cat([ours, theirs], -1)
+
+        index = torch.cat([self.index_or_range(), other.index_or_range()], -1)
+        named = ("position_ids", "segment_ids", "padding_mask", "lengths_so_far", "ends")
+        tensors: dict[str, Any] = {name: both(name) for name in named}
+        if self.position_ids is self.index:
+            tensors["position_ids"] = index
+        length = self.length + other.length
+        return replace(self, length=length, index=index, **tensors)
+
     def rows(self, rows: Int[Tensor, " new_batch"], batch: int) -> "TokenLayout":
         """Select sequences of the batch in a new order; a sequence may occur several times."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

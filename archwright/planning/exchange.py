@@ -81,8 +81,8 @@ def exchanged(
         data      DDP: one all-reduce of float32 gradients per step. ZeRO-1: the same bytes for a reduce-scatter of
                   gradients and an all-gather of weights. ZeRO-2: a reduce-scatter per micro-batch, since only shards
                   of sums are stored (Rajbhandari et al., 2019, section 5.2), and an all-gather per step. FSDP: a
-                  reduce-scatter per micro-batch, and all-gathers of layers before each pass, or with pipelines before
-                  the forward pass, and of embedding and head once. HSDP: in addition, an all-reduce of shards between
+                  reduce-scatter per micro-batch, and all-gathers of layers before each pass, or with pipelines once
+                  per step, and of embedding and head once. HSDP: in addition, an all-reduce of shards between
                   replicas per step, or per micro-batch if a device has several runs of layers
         tensor    an all-gather and a reduce-scatter of s h per branch, or one all-reduce, for activations and for
                   gradients (Shoeybi et al., 2019, figure 4; Korthikanti et al., 2022, section 4.2.2)
@@ -117,15 +117,16 @@ def _of_weights(
     size, tensor = gathers.itemsize, split.tensor
     # Sharded gradients have no full buffer to accumulate in, so each pass reduces its gradients.
     number = batch.number
+    gathered = number if gathers.times > 1 else 1
     units: Sequence[tuple[Weights, float]] = {
         "ddp": [(stage.weights, 2 * PER_WEIGHT)],
         "zero1": [(stage.weights, 2 * PER_WEIGHT)],
         "zero2": [(stage.weights, PER_WEIGHT * number + PER_WEIGHT)],
         "fsdp": [
-            (stage.of_layers, (size * gathers.times + PER_WEIGHT) * number),
-            (stage.head, (size + PER_WEIGHT) * number),
+            (stage.of_layers, size * gathers.times * gathered + PER_WEIGHT * number),
+            (stage.head, size * gathered + PER_WEIGHT * number),
             (stage.embedding, 2 * PER_WEIGHT * number),
-            (stage.rest, 2 * PER_WEIGHT * number),
+            (stage.rest, PER_WEIGHT * (gathered + number)),
         ],
     }[split.data]
     for weights, per_weight in units:

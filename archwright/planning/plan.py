@@ -37,7 +37,7 @@ def plan(
     Args:
         model: A model's name, file or spec, or a run.
         assignments: Dotted overrides: texts, or dicts such as `{"model.dim": 64}`.
-        hardware: Name of a device.
+        hardware: Name or file of a device.
         devices: Number of devices. Default: a typical machine of the hardware.
         precision: Precision of matrix products.
         tokens: Training tokens, such as "15T", "300B" or "20xparams".
@@ -45,7 +45,7 @@ def plan(
         context: Tokens per sequence. Default: the model's.
         mfu: Share of peak compute, such as "0.4" or "0.3-0.5".
         price: Price of a device per hour.
-        split: Parallelism. Default: the first that fits.
+        split: Parallelism. Default: the fastest that fits.
         micro_batch: Sequences at once. Default: all that fit.
         values: Overrides of keys without dots: `dim=64`.
 

@@ -51,7 +51,7 @@ class Gathers(NamedTuple):
     itemsize: int = 2
     """Bytes of a gathered weight of a layer or the head (`scale.param_dtype`)."""
     times: int = 2
-    """All-gathers of a layer per micro-batch: one if its weights stay between the passes (`scale.reshard`)."""
+    """All-gathers of a layer: two per micro-batch, or one per step if its weights stay (`scale.reshard`)."""
 
     @classmethod
     def of(cls, run: RunSpec, pipeline: int) -> "Gathers":

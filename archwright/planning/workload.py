@@ -49,7 +49,7 @@ class Workload:
     price: float | None
     """Price of a device-hour."""
     split: Split | None = None
-    """Split of the training; None: the first that fits."""
+    """Split of the training; None: the fastest that fits."""
     micro_batch: int | None = None
     """Sequences per micro-batch; None: the largest number that fits."""
 
@@ -148,10 +148,16 @@ def workload(
     device = None
     try:
         device = hardware if isinstance(hardware, Hardware) else load_hardware(hardware)
-        device = override(device, hardware_keys) if hardware_keys else device
-        device.peak(precision)
+        if not hardware_keys:
+            device.peak(precision)
     except UserError as error:
         lines += error.lines
+    if device is not None and hardware_keys:
+        try:
+            device = override(device, ("evidence=given", *hardware_keys))
+            device.peak(precision)
+        except UserError as error:
+            lines += (f"hardware.{line}" for line in error.lines)
     if devices is None:
         devices = 1 if device is None else device.usual_devices
     lines += _mistakes(tokens, batch, devices, context, micro_batch, price, mfu)

@@ -145,9 +145,9 @@ def _bound_by(plan: Plan) -> tuple[str, str, str]:
             took, times[f"links {name}"] = fmt.duration(seconds), seconds
         texts.append(f"{name} {took} ({', '.join(kinds)})")
     is_known = None not in training.links.values()
-    found = max(times, key=lambda name: times[name]) if is_known else "unknown"
+    slowest = max(times, key=lambda name: times[name]) if is_known else "unknown"
     texts.append(f"compute {fmt.duration(training.compute)}")
-    return found, "lower bound" if is_known else "", "; ".join(texts)
+    return slowest, "lower bound" if is_known else "", "; ".join(texts)
 
 
 def memory_rows(plan: Plan) -> Iterator[Figure]:
@@ -159,10 +159,10 @@ def memory_rows(plan: Plan) -> Iterator[Figure]:
         "parallelism",
         setup.split.name,
         "estimated",
-        "the simplest of the fastest that fit" if plan.setup else "least memory",
+        "the fastest that fits" if plan.setup else "least memory",
     )
     if setup.split.devices > 1:
-        yield Figure("archwright train", _keys(setup))
+        yield Figure("archwright train", *_keys(setup))
     yield Figure("checkpointing", setup.checkpointing, "estimated", "of activations")
     how = "the largest that fits" if plan.workload.micro_batch is None else "as requested"
     yield Figure("micro-batch", _micro_batch(setup), "estimated", how if plan.setup else "")
@@ -171,13 +171,13 @@ def memory_rows(plan: Plan) -> Iterator[Figure]:
     yield Figure("memory on each device", text, "estimated", share)
 
 
-def _keys(way: Setup) -> str:
-    """Return the keys of a setup in `archwright train`."""
+def _keys(way: Setup) -> tuple[str, str]:
+    """Return whether `archwright train` has a setup, and its keys."""
     if way.split.scale is None:
-        return "has no such parallelism; other trainers do"
+        return "no", "other trainers have such parallelism"
     keys = {f"scale.{name}": value for name, value in way.split.scale.items()}
     keys |= {"grad_accum_steps": way.batch.number} if way.batch.number > 1 else {}
-    return " ".join(f"{name}={str(value).lower()}" for name, value in keys.items())
+    return "yes", " ".join(f"{name}={str(value).lower()}" for name, value in keys.items())
 
 
 def _micro_batch(way: Setup) -> str:

@@ -8,6 +8,7 @@ each parameter, and FSDP2 sums these parts, as in data parallelism.
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -17,14 +18,17 @@ from archwright.parts.masks import AttentionMask, MaskPattern
 from archwright.parts.token_layout import TokenLayout, token_layout
 from archwright.scale.cuts import branch_paths
 from archwright.scale.exchange import exchanged, gathered
+from archwright.scale.processes import stretches
 from archwright.spec.model_spec import ModelSpec
 
 
 def share_texts(model: Decoder, group: dist.ProcessGroup) -> None:
-    """Make a model read chunks of sequences. Rank r of the group has chunk r; all chunks have the same length."""
+    """Make a model read the chunks of sequences of `stretch_of`."""
 
     def whole(local: Tensor | None) -> Tensor | None:
-        return None if local is None else gathered(local.long(), local.ndim - 1, group)
+        if local is None:
+            return None
+        return in_order(gathered(local.long(), local.ndim - 1, group), local.ndim - 1, group.size())
 
     def new_context(
         tokens: Tensor,
@@ -45,6 +49,14 @@ def share_texts(model: Decoder, group: dist.ProcessGroup) -> None:
     setattr(model, "new_context", new_context)  # noqa: B010
 
 
+def in_order(x: Tensor, axis: int, size: int) -> Tensor:
+    """Return gathered chunks [.., tokens, ..] in the order of the tokens."""
+    if len(stretches(x.shape[axis], 0, size)) == 1:
+        return x
+    halves = x.chunk(2 * size, axis)  # ranks have one from the front, and one from the back
+    return torch.cat([*halves[::2], *halves[::-2]], axis)
+
+
 class _ChunkContext(Context):
     """Context of a chunk of each sequence.
 
@@ -54,17 +66,20 @@ class _ChunkContext(Context):
     """
 
     def __init__(self, whole: TokenLayout, tokens: Tensor, group: dist.ProcessGroup) -> None:
-        start = group.rank() * tokens.shape[1]
-        self._columns = (start, start + tokens.shape[1])
+        near, *far = stretches(whole.length, group.rank(), group.size())
+        self._near, self._far = near, far[0] if far else None
         self._whole, self._group = whole, group
-        super().__init__(whole.columns(*self._columns), len(tokens), tokens=tokens)
+        layout = whole.columns(*near)
+        layout = layout.joined(whole.columns(*self._far)) if self._far else layout
+        super().__init__(layout, len(tokens), tokens=tokens)
 
     def all_keys(self, state: Any, *new: Tensor) -> list[Tensor]:
         assert state is None, "context parallelism has no cache"
-        return [exchanged(x, self._group, "all", "own_sum", self._whole.length) for x in new]
+        every = [exchanged(x, self._group, "all", "own_sum", self._whole.length) for x in new]
+        return [in_order(x, 1, self._group.size()) for x in every]
 
     def _new_mask(self, pattern: MaskPattern, num_heads: int) -> AttentionMask:
-        return AttentionMask(pattern, self._whole).of_columns(*self._columns)
+        return AttentionMask(pattern, self._whole).of_columns(*self._near, self._far)
 
 
 def refusals(model: Decoder, context: int) -> Iterator[str]:

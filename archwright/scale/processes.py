@@ -143,7 +143,7 @@ PER_TOKEN = ("tokens", "position_ids", "segment_ids", "padding_mask", "token_typ
 
 
 def stretch_of(batch: Batch, rank: int, size: int) -> Batch:
-    """Return a rank's chunk of each sequence; padding makes all chunks equally long."""
+    """Return a rank's chunks of each sequence; padding makes those of all ranks equally long."""
     if size == 1:
         return batch
     inputs, targets = batch.inputs.given(), batch.targets
@@ -155,9 +155,25 @@ def stretch_of(batch: Batch, rank: int, size: int) -> Batch:
             for name, x in (real | inputs).items()
         }
         targets = F.pad(targets, (0, missing), value=IGNORE)
-    chunk = slice(rank * length, (rank + 1) * length)
-    inputs = {name: x[:, chunk] if name in PER_TOKEN else x for name, x in inputs.items()}
-    return replace(batch, inputs=Inputs(**inputs), targets=targets[:, chunk])
+    ranges = stretches(size * length, rank, size)
+
+    def chunks(x: Tensor) -> Tensor:
+        return torch.cat([x[:, start:stop] for start, stop in ranges], 1)
+
+    inputs = {name: chunks(x) if name in PER_TOKEN else x for name, x in inputs.items()}
+    return replace(batch, inputs=Inputs(**inputs), targets=chunks(targets))
+
+
+def stretches(length: int, rank: int, size: int) -> list[tuple[int, int]]:
+    """Return the token ranges of a rank: of 2 R halves of R chunks, halves r and 2 R - 1 - r.
+
+    Under a causal mask, all ranks then have as many pairs of queries and keys. Chunks of an odd number of tokens are
+    left whole. Source: Llama 3, 2024, section 3.3.2.
+    """
+    half, odd = divmod(length // size, 2)
+    if odd:
+        return [(rank * (2 * half + 1), (rank + 1) * (2 * half + 1))]
+    return [(i * half, (i + 1) * half) for i in (rank, 2 * size - 1 - rank)]
 
 
 def share_threads(threads: int | str, layout: Layout) -> None:

@@ -92,7 +92,7 @@ class ModelShards(Shards):
         self.stages.drop()
         if groups:
             mesh = mesh[tuple(name for name in axes if name not in groups)]
-        self.model, self.mesh, self._stage = model, mesh, stage
+        self.model, self.mesh, self._stage, self._reshard = model, mesh, stage, reshard
         self._units = fsdp.shard(
             model,
             mesh,
@@ -162,7 +162,10 @@ class ModelShards(Shards):
         Each pass reduce-scatters gradients, so that no rank keeps complete ones. Only the last one all-reduces them
         over replicas. A rank with complete parameters accumulates complete gradients instead.
         """
-        cast(FSDPModule, self.model).set_is_last_backward(now)
+        model = cast(FSDPModule, self.model)
+        model.set_is_last_backward(now)
+        # Weights that stay between the passes stay for the next microbatch, too.
+        model.set_reshard_after_backward(now or self._reshard)
         for unit, is_split in self._units.items():
             unit.set_requires_gradient_sync(now or is_split, recurse=False)
             # The last backward pass of a step is that of one stage of several.

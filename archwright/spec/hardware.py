@@ -25,8 +25,8 @@ class Hardware(Spec):
     """Name of the device in full, from its maker."""
     source: str = Field("none", examples=["NVIDIA H200 Tensor Core GPU, data sheet"])
     """Source of the values."""
-    evidence: Literal["published", "measured"] = "published"
-    """Evidence for its speeds. published: by the maker; measured: on the device."""
+    evidence: Literal["published", "measured", "given"] = "published"
+    """Evidence for its speeds. published: by the maker; measured: on the device; given: by the user."""
     memory_bytes: float = Field(80e9, gt=0)
     """Memory of the device, in bytes."""
     memory_bandwidth: float = Field(2e12, gt=0)
@@ -73,12 +73,15 @@ def load_hardware(name: str) -> Hardware:
         UserError: No such device.
     """
     names, path = hardware_names(), presets.FOLDER / "hardware" / f"{name}.toml"
+    evidence = "published"
     if name.endswith(".toml"):
-        path = Path(name)
+        path, evidence = Path(name), "given"
     elif name not in names:
         known = [*names, presets.THIS]
         raise UserError(
             f'hardware: found "{name}"; expected one of {", ".join(known)}.{nearest(name, known)}'
         )
     values = read_toml(path)
-    return validated(Hardware, {"name": path.stem, **values})
+    return validated(
+        Hardware, {"name": path.stem, "title": path.stem, "evidence": evidence, **values}
+    )

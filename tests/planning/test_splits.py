@@ -229,16 +229,17 @@ def test_gradients_are_added_up_between_devices(llama: Needs) -> None:
 
 
 def test_the_dtype_of_gathered_weights_is_the_setting(llama: Needs) -> None:
-    """scale.param_dtype=float32 gathers 4 bytes of all; scale.reshard=false gathers layers once. Autocast then keeps
+    """scale.param_dtype=float32 gathers 4 bytes of all; scale.reshard=false gathers all but the embedding once a
+    step. Autocast then keeps
     the 16-bit copies of all matrices."""
     table, norm = 128256 * 4096, 4096
     layers = llama.parameters - 2 * table - norm
-    for key, of_layers, of_head, copied in (
-        ("scale.param_dtype=float32", 4 + 4 + 4, 4 + 4, layers - 2 * 32 * norm + table),
-        ("scale.reshard=false", 2 + 4, 2 + 4, 0),
+    for key, of_layers, of_head, of_norm, copied in (
+        ("scale.param_dtype=float32", 4 + 4 + 4, 4 + 4, 4 + 4, layers - 2 * 32 * norm + table),
+        ("scale.reshard=false", 2 / 3 + 4, 2 / 3 + 4, 4 / 3 + 4, 0),
     ):
         needs = Needs(RunSpec(model=llama.model.spec).override(key), llama.model, LENGTH)
-        whole = of_layers * layers + of_head * table + (4 + 4) * (table + norm)
+        whole = of_layers * layers + of_head * table + of_norm * norm + (4 + 4) * table
         sent = bytes_sent(needs, parse_split("fsdp", 8))
         assert sent == {"data": pytest.approx(3 * whole * 7 / 8)}, key
         memory = setup(needs, Split(8, "fsdp"), "full", texts=8.0).memory

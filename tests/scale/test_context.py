@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from archwright.data.inputs import IGNORE, Batch, Inputs
+from archwright.parts.kernels import ScoreMods, kernel_of
+from archwright.parts.masks import AttentionMask, pattern_of
+from archwright.parts.token_layout import token_layout
 from archwright.scale.checks import check_layout
+from archwright.scale.context import in_order
 from archwright.scale.layout import Layout
 from archwright.scale.processes import OneOf, stretch_of
 from archwright.spec.errors import UserError
+from archwright.spec.masks import Window
 from bench.scale import Case
 from tests.scale.gradients import Grid, assert_those_of_one, of_group
 from tests.scale.together import LOSSES, NORMS, two_train_as_one, without_dropout
@@ -109,6 +114,35 @@ def test_stretches_are_all_of_a_batch_and_padding_behind_it() -> None:
     assert even.inputs.padding_mask is None
     assert even.inputs.tokens.tolist() == [[2]]
     assert OneOf(Layout(2, context=7)).rows(batch).targets.shape == (1, 1)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_stretches_see_as_many_keys_of_a_causal_mask(size: int) -> None:
+    length = 4 * size
+    tokens = torch.arange(length)[None]
+    parts = [stretch_of(Batch(Inputs(tokens), tokens), rank, size).targets for rank in range(size)]
+    assert len({int((part + 1).sum()) for part in parts}) == 1
+    assert torch.equal(in_order(torch.cat(parts, 1), 1, size), tokens)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "blockwise", "flex"])
+@pytest.mark.parametrize("documents", [False, True])
+def test_two_ranges_of_queries_have_the_rows_of_a_whole_mask(kernel: str, documents: bool) -> None:
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, 24, 4, 8) for _ in range(3))
+    tokens = torch.zeros(2, 24, dtype=torch.long)
+    segments = (torch.rand(2, 24) < 0.2).cumsum(1) if documents else None
+    whole = AttentionMask(pattern_of(Window(size=9), 4), token_layout(tokens, segment_ids=segments))
+    part, at = whole.of_columns(4, 8, (16, 20)), [*range(4, 8), *range(16, 20)]
+    run = kernel_of(kernel).run
+    scores = ScoreMods(0.3)
+    with torch.no_grad():
+        found, expected = run(q[:, at], k, v, part, scores), run(q, k, v, whole, scores)[:, at]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(
+        part.dense.expand(2, -1, -1, -1), whole.dense.expand(2, -1, -1, -1)[:, :, at]
+    )
+    assert part.ranges_of_columns(1, 6) == [(5, 8), (16, 18)]
 
 
 OTHERWISE = "by which tokens depend on others otherwise than through keys and values"

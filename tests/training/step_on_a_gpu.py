@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -125,6 +126,20 @@ def _move(model: nn.Module) -> None:
                 module._buffers[name] = torch.empty(b.shape, dtype=b.dtype, device="gpu")
 
 
+def grouped(case: str) -> list[bool]:
+    """Return if attention gets fewer key heads than query heads, and a mask, in each call of a step."""
+    calls: list[bool] = []
+
+    def watched(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        calls.append(query.shape[1] != key.shape[1] and kwargs["attn_mask"] is not None)
+        return SDPA(query, key, *args, **kwargs)
+
+    F.scaled_dot_product_attention = watched
+    waits(case)
+    F.scaled_dot_product_attention = SDPA
+    return calls
+
+
 def planted_divisor(number: int, device: torch.device) -> Tensor:
     """Copy a number to the device, and wait for it."""
     return torch.full((), number).to(device)
@@ -145,6 +160,7 @@ def planted_mask(*args: Any) -> Tensor:
     return norm
 
 
+SDPA = F.scaled_dot_product_attention
 CLIP: Callable[..., Tensor] = room.clip_gradients
 PLANTS: dict[str, tuple[Any, str, Callable[..., Tensor]]] = {
     "divisor": (losses, "_divisor", planted_divisor),
@@ -163,7 +179,7 @@ def main() -> None:
         setattr(place, name, planted)
         result[f"planted {what}"] = waits("plain")
         setattr(place, name, before)
-    print(json.dumps(result))
+    print(json.dumps(result | {"grouped and masked": grouped("documents")}))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -40,3 +41,8 @@ def test_planted_waits_are_found(what: str, waits: dict[str, list[str]]) -> None
     lines = [line.split(":")[0] for line in waits[f"planted {what}"]]
     assert {*lines} == {"update", "read", f"planted_{what}"}
     assert lines.count(f"planted_{what}") == 1
+
+
+def test_masked_attention_has_as_many_key_heads_as_query_heads(waits: dict[str, list[Any]]) -> None:
+    """With fewer, torch has only a kernel that stores all scores."""
+    assert waits["grouped and masked"] == [False] * 4, "two layers, two steps"

@@ -39,7 +39,9 @@ def flex(
     if trains or scores.dropout or not elementwise:
         return sdpa(query, key, value, mask, scores)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
-    out, aux = _flex(q.device.type)(
+    # In a compiled layer, FlexAttention is a part of the layer's graph.
+    kernel = flex_attention if torch.compiler.is_compiling() else _flex(q.device.type)
+    out, aux = kernel(
         q,
         k,
         v,

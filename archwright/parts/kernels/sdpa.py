@@ -25,7 +25,7 @@ def sdpa(
     attn_mask = None if causal or (mask.is_full and scores.plain) else _mask(q, k, mask, scores)
     if scores.sinks is not None:  # a further key and value, both zero, with the sink as score
         k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
-    if attn_mask is not None and q.device.type == "cuda" and q.shape[1] != k.shape[1]:
+    if attn_mask is not None and q.device.type != "cpu" and q.shape[1] != k.shape[1]:
         # Flash kernels take no mask and efficient ones no groups, so torch would store all scores.
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     out = F.scaled_dot_product_attention(
