@@ -75,7 +75,8 @@ def test_two_runs_are_compared(
          "leave it out to judge on held-out examples: archwright eval task"),
         ("a b", "--text: found none; expected files, folders, globs or stdlib, to compare two runs"),
         ("a b export --text text.txt", "export: found a third run; expected one run, or two to compare"),
-        ("a --text text.txt --device gpu", '--device: found "gpu"; expected auto, cpu, cuda or cuda:N.'),
+        ("a --text text.txt --device gpu", '--device: found "gpu"; expected auto, cpu, cuda or cuda:N. '
+         'Did you mean "cuda"?'),
         ("a --text text.txt --dtype float61", '--dtype: found "float61"; expected float32, bfloat16 or float16. '
          'Did you mean "float16"?'),
         ("a --limit 3", "--limit: a setting of --tasks; add --tasks or leave it out"),
