@@ -123,7 +123,7 @@ def usable_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or not (number or "0").isdecimal():
-        hint = nearest(kind, ("auto", "cpu", "cuda"))
+        hint = nearest("cuda" if kind == "gpu" else kind, ("auto", "cpu", "cuda"))
         raise UserError(f'device: found "{name}"; expected auto, cpu, cuda or cuda:N.{hint}')
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise UserError(

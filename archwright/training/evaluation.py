@@ -356,6 +356,9 @@ def evaluate_held_out(
     held_out = reload_data(run.spec, run.folder).held_out
     if isinstance(held_out, TokenStore):
         return losses_of(run, held_out, stride, length)[0]
+    if length is not None:
+        kind = "pairs" if run.spec.data.pairs else "a task"
+        raise UserError(f"length: has no effect on {kind}; leave it out")
     return _evaluated(run, held_out, run.spec.objective)
 
 
