@@ -162,7 +162,8 @@ def memory_rows(plan: Plan) -> Iterator[Figure]:
         "the fastest that fits" if plan.setup else "least memory",
     )
     if setup.split.devices > 1:
-        yield Figure("archwright train", *_keys(setup))
+        text, keys = _keys(setup)
+        yield Figure("archwright train", text, "", keys)
     yield Figure("checkpointing", setup.checkpointing, "estimated", "of activations")
     how = "the largest that fits" if plan.workload.micro_batch is None else "as requested"
     yield Figure("micro-batch", _micro_batch(setup), "estimated", how if plan.setup else "")
