@@ -60,7 +60,7 @@ def main() -> None:
         row = {"stage": stage, "key": "end", "value": end, "unit": ""}
         row |= {"seconds": round(time.monotonic() - started, 1), "commit": commit, "device": device}
         with results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write("\n" + json.dumps(row) + "\n")  # a killed stage may leave half a line
         print(f"{stage}: {end} ({row['seconds']} s)", flush=True)
     print(table(read(results)))
     print(f"numbers and logs: {out}")

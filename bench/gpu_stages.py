@@ -343,7 +343,13 @@ def commands(at: Stage) -> None:
     with tempfile.TemporaryDirectory() as folder:
         text, alone, ranks = (Path(folder) / name for name in ("text.txt", "alone", "ranks"))
         text.write_text("The cat sat on the mat. A dog ran to the door. " * 2000, encoding="utf-8")
-        run = ["modern", "--tiny", f"machine.device={at.device.type}", f'data.text=["{text}"]']
+        run = [
+            "modern",
+            "--tiny",
+            f"machine.device={at.device.type}",
+            "batch_size=2",
+            f'data.text=["{text}"]',
+        ]
         archwright = [sys.executable, "-m", "archwright"]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         steps = {
