@@ -40,7 +40,9 @@ __version__: str
 
 if TYPE_CHECKING:
     from archwright.generation.sampling import sample as sample
+    from archwright.generation.writing import Generated as Generated
     from archwright.generation.writing import generate as generate
+    from archwright.generation.writing import stream as stream
     from archwright.inspection.probes import Probes as Probes
     from archwright.lab.compare import Interrupted as Interrupted
     from archwright.lab.compare import compare as compare
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Decoder": "archwright.model.model",
     "DivergedError": "archwright.training.loop",
+    "Generated": "archwright.generation.writing",
     "Interrupted": "archwright.lab.compare",
     "ModelSpec": "archwright.spec.model_spec",
     "OpenRun": "archwright.runs.load",
@@ -97,6 +100,7 @@ _HOMES = {
     "register": "archwright.plugins",
     "resume": "archwright.training.train",
     "sample": "archwright.generation.sampling",
+    "stream": "archwright.generation.writing",
     "train": "archwright.training.train",
     "write_report": "archwright.reporting.page",
 }

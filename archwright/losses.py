@@ -22,8 +22,10 @@ AUXILIARY = "auxiliary"
 CHUNK, CUDA_CHUNK = 2**19, 2**25
 """Logits per chunk, to fit a CPU's cache and amortise a GPU's kernel launches."""
 
-LINEAR_CHUNK = 2**26
+LINEAR_CHUNK, CUDA_LINEAR_CHUNK = 2**26, 2**30
 """Bytes of float32 logits per chunk: enough rows for fast matmuls and cheap gradient accumulation."""
+CUDA_ROWS = 2048
+"""Minimum rows of a chunk on a GPU, where each chunk also reads and writes a gradient as large as the head."""
 
 LEAST = 1e-30
 """Threshold for the target's probability: smaller values may underflow."""
@@ -71,7 +73,6 @@ def cross_entropy(
     """
     rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
     num_targets = (flat != ignore_index).sum()
-    divisor = num_targets if num_valid is None else torch.as_tensor(num_valid, device=rows.device)
     needs_gradient = rows.requires_grad and torch.is_grad_enabled()
     total, nll_sum, z_term = (_CrossEntropy if vocab is None else _ShardedCrossEntropy).apply(  # type: ignore[no-untyped-call]
         rows,
@@ -79,7 +80,7 @@ def cross_entropy(
         float(z_loss),
         label_smoothing,
         ignore_index,
-        divisor.clamp(min=1),
+        _divisor(num_targets if num_valid is None else num_valid, rows.device),
         needs_gradient,
         vocab,
     )
@@ -108,8 +109,7 @@ def linear_cross_entropy(
     """
     flat = targets.reshape(-1)
     num_targets = (flat != ignore_index).sum()
-    divisor = num_targets if num_valid is None else torch.as_tensor(num_valid, device=flat.device)
-
+    divisor = _divisor(num_targets if num_valid is None else num_valid, flat.device)
     settings: dict[str, Any] = {
         "z_loss": z_loss,
         "label_smoothing": label_smoothing,
@@ -131,7 +131,7 @@ def linear_cross_entropy(
             head.d_out,
             flat,
             settings,
-            divisor.clamp(min=1),
+            divisor,
             needs_gradient,
             *parameters,
         )
@@ -139,6 +139,13 @@ def linear_cross_entropy(
 
     total, nll_sum, z_term = head(hidden.reshape(-1, hidden.shape[-1]), loss_of)
     return Loss(total, nll_sum, z_term, num_targets)
+
+
+def rows_per_chunk(vocab_size: int, device: str) -> int:
+    """Return the rows of a chunk of `linear_cross_entropy` on a type of device."""
+    if device == "cpu":
+        return LINEAR_CHUNK // (4 * vocab_size)
+    return max(CUDA_ROWS, CUDA_LINEAR_CHUNK // (4 * vocab_size))
 
 
 def pop_aux_losses(
@@ -225,7 +232,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients = [
             torch.zeros_like(p, dtype=_upcast_dtype(p.dtype)) for p in (hidden, *parameters)
         ]
-        for rows in _slices(len(hidden), LINEAR_CHUNK // (4 * num_logits)):
+        for rows in _slices(len(hidden), rows_per_chunk(num_logits, hidden.device.type)):
             chunk = hidden[rows].detach()
             # Hooks of a checkpointed layer would recompute it here.
             keep = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
@@ -371,6 +378,13 @@ class _ShardedCrossEntropy(_CrossEntropy):
         z_term = torch.where(valid, log_z.square(), 0).sum() * z_loss / divisor
         ctx.mark_non_differentiable(nll_sum, z_term)
         return (nll_sum + label_smoothing * excess) / divisor + z_term, nll_sum, z_term
+
+
+def _divisor(num_valid: int | Tensor, device: torch.device) -> Tensor:
+    """Return max(num_valid, 1) on a device; a copy of a Python number would wait for a GPU."""
+    if isinstance(num_valid, Tensor):
+        return num_valid.to(device).clamp(min=1)
+    return torch.full((), max(num_valid, 1), device=device)
 
 
 def _log_z(logits: Tensor, probabilities: Tensor, targets: Tensor) -> Tensor:

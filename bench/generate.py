@@ -33,7 +33,7 @@ def main() -> None:
     print(model)
     print("| tokens | ms per token | resident memory |\n|---:|---:|---:|")
     every, start = args.tokens // args.rows, time.perf_counter()
-    written = sample(model, torch.tensor([1, 2, 3]), max_tokens=args.tokens, temperature=1.0)
+    written = sample(model, torch.tensor([1, 2, 3]), max_new_tokens=args.tokens, temperature=1.0)
     for i, _ in enumerate(written, 1):
         if i % every == 0:
             seconds, start = time.perf_counter() - start, time.perf_counter()

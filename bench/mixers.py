@@ -186,7 +186,7 @@ def by_token(tokens: int, rows: int = 5) -> Iterator[str]:
     model = build(spec, seed=0).eval()
     ends = [100, *(tokens * (i + 1) // rows for i in range(rows))]
     start, before = timing.clock(), 0
-    for i, _ in enumerate(sample(model, torch.tensor([1, 2, 3]), max_tokens=tokens), 1):
+    for i, _ in enumerate(sample(model, torch.tensor([1, 2, 3]), max_new_tokens=tokens), 1):
         if i in ends:
             each = 1e3 * (timing.clock() - start) / (i - before)
             memory = psutil.Process().memory_info().rss / 2**20

@@ -21,7 +21,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # as a script, its own folder is on the path
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from archwright.generation import generate_many
+from archwright.generation import generate
 from archwright.runs.load import OpenRun
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import RunSpec
@@ -94,7 +94,7 @@ def judged(run: OpenRun) -> Iterator[tuple[str, int, float, float]]:
 def scored(run: OpenRun, asked: list[Pair], expected: list[Pair]) -> tuple[int, float, float]:
     """Return how many sentences are translated, BLEU against the targets of others or the same, and the share that is
     exact."""
-    answers = generate_many(run, [pair.source for pair in asked], max_tokens=64)
+    answers = [*map(str, generate(run, source=[pair.source for pair in asked], max_new_tokens=64))]
     targets = [pair.target for pair in expected]
     found = bleu(answers, targets)
     assert found is not None, "sacrebleu is not installed: pip install sacrebleu"

@@ -50,7 +50,9 @@ def test_a_run_is_given_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "modern", *SHAPE, *MACHINE, values, budget="1steps", out=tmp_path / "run", quiet=True
     )
     folder = run.folder.path
-    assert aw.generate(str(folder), "x", max_tokens=3) == aw.generate(run, "x", max_tokens=3)
+    assert aw.generate(str(folder), "x", max_new_tokens=3) == aw.generate(
+        run, "x", max_new_tokens=3
+    )
     assert aw.evaluate_text(folder, str(text)) == aw.evaluate_text(run, str(text))
     assert aw.write_report(folder, str(tmp_path / "page.html")).is_file()
 

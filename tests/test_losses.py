@@ -434,3 +434,20 @@ def test_a_split_vocabulary_has_the_loss_and_gradients_of_a_whole_one(
             torch.testing.assert_close(getattr(loss, name), getattr(expected, name))
     torch.testing.assert_close(torch.stack([own for _, own, _ in found]).sum(0), x)
     torch.testing.assert_close(torch.cat([own for _, _, own in found]), weight)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "tokens", "device", "chunks"),
+    [
+        (50304, 16384, "cpu", 50),
+        (50304, 16384, "cuda", 4),
+        (128256, 8192, "cpu", 64),
+        (128256, 8192, "cuda", 4),
+        (1_000_000, 8192, "cuda", 4),
+    ],
+)
+def test_a_gpu_has_few_chunks(vocab_size: int, tokens: int, device: str, chunks: int) -> None:
+    """A chunk of few rows would spend its time on the gradient of the head."""
+    rows = losses.rows_per_chunk(vocab_size, device)
+    assert len(losses._slices(tokens, rows)) == chunks
+    assert device == "cpu" or rows >= 2048

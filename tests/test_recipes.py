@@ -34,7 +34,7 @@ def shortened(line: str) -> list[str]:
     if verb == "compare":
         words = [w for w in words if w not in ("--budget", "10m", "--seeds", "3")] + STUDY
     if verb == "generate":
-        words += ["--max-tokens=4"]
+        words += ["--max-new-tokens=4"]
     return [verb, *words]
 
 

@@ -82,7 +82,7 @@ def test_the_installed_command_works(environment: Path, tmp_path: Path) -> None:
     small = [*SHAPE, *MACHINE, "budget=3steps", "evaluate.final_max_tokens=200"]
     _run([command, "train", "modern", "data.text=notes.txt", *small], tmp_path)
     assert (tmp_path / "runs" / "modern" / "report.html").is_file()
-    assert _run([command, "generate", "runs/modern", "--max-tokens", "4"], tmp_path)
+    assert _run([command, "generate", "runs/modern", "--max-new-tokens", "4"], tmp_path)
 
 
 def _package_files() -> list[Path]:

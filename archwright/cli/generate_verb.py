@@ -1,138 +1,212 @@
 """The command `archwright generate`: generate text with the model of a run."""
 
-import re
-import sys
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from archwright.cli.parser import Parser, as_options, check_parts
 from archwright.spec.errors import UserError
-from archwright.spec.files import expanded, read_text
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from archwright.generation.writing import Settings
+
 
 ABOUT = """\
-Generate text with a trained model, sampling one token after another. In an encoder-decoder, the encoder
-reads a source, and decoding is greedy by default. For an imported checkpoint, the defaults of temperature,
-top-k, top-p and beams come from its generation_config.json. Control characters, which could steer a
-terminal, are printed as U+FFFD, also into files."""
+Generate text with a trained model, one token after another. By default, tokens are sampled at temperature 0.8; in an
+encoder-decoder, the encoder reads a source and decoding is greedy. For an imported checkpoint, the defaults come from
+its generation_config.json. The same seed gives the same text.
+
+Several prompts or samples are generated side by side, and each text is the same as alone. The text goes to standard
+output and the speed to standard error. Control characters, which could steer a terminal, are printed as U+FFFD, also
+into files; --json escapes them instead."""
 
 EXAMPLES = """\
   archwright generate runs/demo --prompt "def "
-  archwright generate runs/demo --prompt "import os" --temperature 0.5 --top-k 50 --max-tokens 100
+  archwright generate runs/demo --prompt "import os" --temperature 0.5 --top-k 50 --max-new-tokens 100
   archwright generate runs/demo --temperature 0                         always the likeliest token
+  archwright generate runs/demo --prompt "def " -n 5 --stop "return"    five samples, each up to "return"
+  archwright generate runs/a runs/b --prompt "The "                     two models, one after another
+  archwright generate runs/chat --chat --prompt "What is a norm?"       by the checkpoint's chat template
+  archwright generate runs/chat --chat -i                               a conversation
+  archwright generate runs/demo --prompt-file prompts.jsonl --json      {"prompt": "def ", "temperature": 0.5} per line
   archwright generate runs/t5 --source "import <extra_id_0> as np"      fill in a masked span
   archwright generate runs/pairs --source "la casa" --num-beams 4       search for the likeliest translation
   archwright generate runs/pairs --source-file sentences.txt            an answer for each line"""
 
-
 SETTINGS = (
-    *("max_tokens", "temperature", "top_k", "top_p", "seed"),
-    *("num_beams", "length_penalty", "early_stopping"),
+    *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop"),
+    *("seed", "num_beams", "length_penalty", "early_stopping"),
 )
-MOST_BYTES = 1 << 28
-"""Maximum size of a file of sources."""
+EXCLUDE = (
+    ("prompt_file", ("prompt", "source_file", "interactive")),
+    ("source_file", ("source", "interactive", "chat")),
+    ("interactive", ("json", "num_samples", "source")),
+    ("chat", ("source",)),
+)
+"""Options that exclude others."""
 
 
 def run(words: Sequence[str]) -> int:
-    """Stream generated text to standard output."""
+    """Generate text on standard output."""
     options, parts = _parser().parse_with_parts(words)
-    if options.source is not None and options.source_file is not None:
-        raise UserError("--source-file: given together with --source; expected one of them")
-    sources = None if options.source_file is None else _lines(options.source_file)
-    if options.prompt == "-":
-        options.prompt = _standard_input("--prompt")
-    from archwright.generation.writing import generate_many, stream
+    _check(options)
+    from archwright.cli.generate_modes import converse, print_all, requests
+    from archwright.model.quantisation import quantise
     from archwright.runs import RunFolder
     from archwright.runs.load import open_run
 
-    check_parts(RunFolder.open(options.run), parts)
-    opened = open_run(options.run)
-    settings = {name: getattr(options, name) for name in SETTINGS}
+    settings = cast("Settings", {name: getattr(options, name) for name in SETTINGS})
+    asked = [] if options.interactive else requests(options, settings)
+    for name in options.runs:
+        check_parts(RunFolder.open(name), parts)
     try:
-        if sources is not None:
-            for answer in generate_many(opened, sources, options.prompt, **settings):
-                print(" ".join(answer.splitlines()))
-            return 0
-        texts = stream(
-            opened.model, opened.tokenizer, options.prompt, source=options.source, **settings
-        )
+        for name in options.runs:
+            opened = open_run(name, device=options.device, dtype=options.dtype)
+            if options.weights:
+                quantise(opened.model, options.weights)
+            if options.interactive:
+                return converse(opened, options, settings)
+            if options.runs[1:] and not options.json:
+                print(f"=== {name} ===")
+            print_all(opened, asked, options)
     except UserError as error:
-        named = as_options(error, (*SETTINGS, "source"))
-        if sources is not None:
-            lines = (re.sub("^--source:", "--source-file:", line) for line in named.lines)
-            named = UserError(*lines)
-        raise named from None
-    print(options.prompt, end="", flush=True)
-    for text in texts:
-        print(text, end="", flush=True)
-    print()
+        raise as_options(error, (*SETTINGS, "source", "num_samples", "device", "dtype")) from None
     return 0
+
+
+def _check(options: "Namespace") -> None:
+    """Refuse options that exclude each other."""
+    for name, others in EXCLUDE:
+        for other in others:
+            if all(getattr(options, n) not in (None, False) for n in (name, other)):
+                first, second = (f"--{n.replace('_', '-')}" for n in (name, other))
+                raise UserError(f"{first}: given together with {second}; expected one of them")
+    if options.system is not None and not options.chat:
+        raise UserError("--system: found without --chat, of which it is a part; add --chat")
+    if options.batch_size < 1:
+        raise UserError(f"--batch-size: found {options.batch_size}; expected 1 or more")
+    if options.runs[1:]:
+        if options.interactive:
+            raise UserError(f"--interactive: found {len(options.runs)} runs; expected one")
+        for word in options.runs:
+            if not Path(word).exists():
+                hint = f"Did you mean --prompt {shlex.quote(word)}?"
+                raise UserError(f"{word}: there is no such run. {hint}")
 
 
 def _parser() -> Parser:
     parser = Parser("generate", ABOUT, EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument(
-        "--prompt",
-        default="",
-        help="text to continue, - for standard input (default: a new document)",
+        "runs", metavar="RUN", nargs="+", help="a run folder, or several to compare"
     )
-    parser.add_argument(
+    group = parser.add_argument_group("prompts")
+    group.add_argument(
+        "--prompt", help="text to continue, - for standard input (default: a new document)"
+    )
+    group.add_argument(
+        "--prompt-file",
+        metavar="FILE",
+        help='one prompt per line, - for standard input. In a .jsonl file, an object per line: "prompt" (or "messages" '
+        'of a conversation, or "source") and settings, such as "temperature"',
+    )
+    group.add_argument(
         "--source", metavar="TEXT", help="text for the encoder of an encoder-decoder"
     )
-    parser.add_argument(
+    group.add_argument(
         "--source-file",
         metavar="FILE",
         help="one source per line, - for standard input; prints one answer per line",
     )
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(default: 256)")
-    parser.add_argument(
+    group.add_argument(
+        "--chat",
+        action="store_true",
+        help="prompts are messages of a user, answered by the checkpoint's chat template",
+    )
+    group.add_argument("--system", metavar="TEXT", help="system message of the conversation")
+    group.add_argument(
+        *("-i", "--interactive"),
+        action="store_true",
+        help="read prompts from the terminal, with --chat as one conversation; Ctrl-C ends an answer, Ctrl-D ends all",
+    )
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-new-tokens", type=int, metavar="N", help="(default: 256)")
+    group.add_argument(
         "--temperature", type=float, metavar="T", help="0 is greedy (default: 0.8; with a source 0)"
     )
-    parser.add_argument(
-        "--top-k", type=int, metavar="K", help="keep the K likeliest (default: all)"
-    )
-    parser.add_argument(
+    group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest (default: all)")
+    group.add_argument(
         "--top-p",
         type=float,
         metavar="P",
         help="sample from the smallest set of tokens with probability P (nucleus sampling)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
-    parser.add_argument("--num-beams", type=int, metavar="N", help="beam search (default: 1, none)")
-    parser.add_argument(
+    group.add_argument(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="sample from tokens with at least P times the largest probability",
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        type=float,
+        metavar="X",
+        help="above 1: divide positive logits of earlier tokens by X, multiply negative ones (default: 1)",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="end before this text; may be repeated",
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
+    group.add_argument(
+        *("-n", "--num-samples"),
+        type=int,
+        metavar="N",
+        help="texts per prompt, with the seeds seed, seed + 1, ... (default: 1)",
+    )
+    group = parser.add_argument_group("beam search")
+    group.add_argument(
+        "--num-beams", type=int, metavar="N", help="number of beams (default: 1, none)"
+    )
+    group.add_argument(
         "--length-penalty",
         type=float,
         metavar="A",
-        help="of beam search: sums of log p are divided by length^A (default: 1)",
+        help="sums of log p are divided by length^A (default: 1)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--early-stopping",
         action="store_true",
         default=None,
-        help="of beam search: stop when num-beams texts have ended",
+        help="stop when num-beams texts have ended",
     )
+    group = parser.add_argument_group("machine and output")
+    group.add_argument(
+        "--batch-size", type=int, default=64, metavar="N", help="texts side by side (default: 64)"
+    )
+    group.add_argument(
+        "--device",
+        metavar="NAME",
+        help="cpu, cuda, cuda:N or auto: CUDA if there is one (default: cpu)",
+    )
+    group.add_argument(
+        "--dtype",
+        metavar="NAME",
+        help="of the weights: float32, bfloat16 or float16 (default: float32)",
+    )
+    group.add_argument(
+        "--weights",
+        choices=("int8", "int4"),
+        help="round the weights to 8 or 4 bits: less memory, and faster if memory limits the speed",
+    )
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="print an object per text: prompt, text, finish_reason, counts and tokens",
+    )
+    group.add_argument("--quiet", action="store_true", help="do not print the speed")
     return parser
-
-
-def _standard_input(option: str) -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{option}: standard input: not UTF-8 at byte {error.start}") from None
-
-
-def _lines(name: str) -> list[str]:
-    """Return the lines of a file, or of standard input."""
-    if name == "-":
-        text = _standard_input("--source-file")
-    else:
-        try:
-            text = read_text(expanded(name), MOST_BYTES, "a text")
-        except OSError as error:
-            raise UserError(f'--source-file: cannot read "{name}": {error.strerror}') from None
-        except UserError as error:
-            raise UserError(f"--source-file: {error}") from None
-    lines = text.removeprefix("\ufeff").split("\n")
-    lines = [line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1])]
-    if not lines:
-        raise UserError(f'--source-file: "{name}" is empty; expected a source in each line')
-    return lines

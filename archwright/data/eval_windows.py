@@ -1,7 +1,7 @@
 """Evaluation windows over held-out text, and bits per byte."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -179,6 +179,11 @@ class HeldOut:
             raise UserError("data.held_out: there is no held-out text to measure on.")
         # Sorted by length, full windows first, so that few batches need padding.
         self._rows = sorted(rows, key=lambda row: row.start - row.stop)
+
+    @property
+    def rows(self) -> Sequence[Window]:
+        """Windows in iteration order."""
+        return self._rows
 
     def __len__(self) -> int:
         return math.ceil(len(self._rows) / self.batch_size)

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from archwright.generation.sampling import Reader, check_settings
+from archwright.generation.reader import Reader
+from archwright.generation.sampling import check_settings
 from archwright.model.model import Decoder
 
 EarlyStopping = bool | Literal["never"]
@@ -41,7 +42,7 @@ def beam_search_many(
     prompt: Int[Tensor, " length"],
     sources: Sequence[Int[Tensor, " _"]] | None,
     *,
-    max_tokens: int,
+    max_new_tokens: int,
     num_beams: int,
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = False,
@@ -60,7 +61,7 @@ def beam_search_many(
         length_penalty: 0 compares sums of log p, 1 compares means; larger values favour longer sequences.
         early_stopping: When to stop after `num_beams` beams have finished. True: immediately. False: when no running
             beam scores better than the worst of them at its current length. "never": when none would even at
-            `max_tokens`.
+            `max_new_tokens`.
         stop: Token id or ids that finish a beam; not part of the result.
         num_tokens: Vocabulary size without padding rows.
 
@@ -70,14 +71,14 @@ def beam_search_many(
     Source: Lowerre (1976); length penalty: Wu et al. (2016), section 7, without its constant.
     """
     numbers = {"num_beams": num_beams, "length_penalty": length_penalty}
-    check_settings(prompt, max_tokens=max_tokens, **numbers)
+    check_settings(model, prompt, max_new_tokens=max_new_tokens, **numbers)
     stops = frozenset({stop} if isinstance(stop, int) else stop)
-    limits = Limits(max_tokens, num_beams, length_penalty, early_stopping, stops)
+    limits = Limits(max_new_tokens, num_beams, length_penalty, early_stopping, stops)
     model.eval()
     reader = Reader(model, sources)
     searches = [Search(limits) for _ in (sources if sources is not None else [None])]
     read = prompt.expand(len(searches), -1)  # [sources, length]
-    for _ in range(max_tokens):
+    for _ in range(max_new_tokens):
         log_p = reader.read_rows(read)[:, :num_tokens].float().log_softmax(-1)
         rows, first = list[int](), 0
         active = [search for search in searches if search.running]
@@ -97,7 +98,7 @@ def beam_search_many(
 class Limits:
     """Settings of a search; see `beam_search_many`."""
 
-    max_tokens: int
+    max_new_tokens: int
     num_beams: int
     length_penalty: float
     early_stopping: EarlyStopping
@@ -120,7 +121,7 @@ class Search:
         """Extend the running beams by one token; return each new beam's row of `log_p`."""
         self.length += 1
         limits, candidates = self.limits, self._longer(log_p)
-        is_last = self.length == limits.max_tokens
+        is_last = self.length == limits.max_new_tokens
         ends = [is_last or beam.tokens[-1] in limits.stops for _, beam in candidates]
         running = [pair for pair, is_end in zip(candidates, ends, strict=True) if not is_end]
         running = running[: limits.num_beams]
@@ -161,6 +162,6 @@ class Search:
         if limits.early_stopping is True:
             return True
         hopes = limits.early_stopping == "never" and limits.length_penalty > 0
-        length = limits.max_tokens if hopes else self.length
+        length = limits.max_new_tokens if hopes else self.length
         best: float = self.running[0].score / length**limits.length_penalty
         return best <= self.ended[-1].score

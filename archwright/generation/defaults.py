@@ -5,20 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from archwright.generation.beams import EarlyStopping
-from archwright.generation.sampling import LIMITS
+from archwright.generation.sampling import LIMITS, Sampling
 from archwright.text.companions import GENERATION, table
 from archwright.text.tokenizer import Tokenizer
 
-DRAWING = ("temperature", "top_k", "top_p")
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Settings of `sample`."""
-
-    temperature: float = 0.8
-    top_k: int = 0
-    top_p: float = 1.0
+DRAWING = ("temperature", "top_k", "top_p", "min_p")
+MAX_NEW_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -30,18 +22,31 @@ class Searching:
     early_stopping: EarlyStopping = False
 
 
+def max_new_tokens(tokenizer: Tokenizer, number: int | None) -> int:
+    """Return `number`, or the value of generation_config.json, or 256."""
+    if number is not None:
+        return number
+    config = table(tokenizer.files, GENERATION)
+    default: int = _numbers(config, "max_new_tokens").get("max_new_tokens", MAX_NEW_TOKENS)
+    return default
+
+
 def sampling(tokenizer: Tokenizer, *, has_source: bool = False, **settings: Any) -> Sampling:
     """Return sampling settings; generation_config.json replaces missing or None values.
 
     If its `do_sample` is true, its values apply, with a default temperature of 1. If `do_sample` is false, or missing
-    for a model with a source, decoding is greedy unless a setting is passed. Values out of range are ignored.
+    for a model with a source, decoding is greedy unless a setting is passed. Its repetition penalty always applies.
+    Values out of range are ignored.
     """
     explicit = {name: value for name, value in settings.items() if value is not None}
     config = table(tokenizer.files, GENERATION)
     draws = config.get("do_sample")
-    if not explicit and (draws is False or (has_source and draws is not True)):
-        return Sampling(temperature=0.0)
-    defaults = {"temperature": 1.0} | _numbers(config, *DRAWING) if draws is True else {}
+    defaults = _numbers(config, "repetition_penalty")
+    greedy = draws is False or (has_source and draws is not True)
+    if greedy and explicit.keys().isdisjoint(DRAWING):
+        defaults["temperature"] = 0.0
+    elif draws is True:
+        defaults |= {"temperature": 1.0} | _numbers(config, *DRAWING)
     return Sampling(**defaults | explicit)
 
 

@@ -1,27 +1,43 @@
 """Sampling from a model, one token at a time."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from archwright.generation.reader import Reader
 from archwright.model.model import Decoder
-from archwright.parts.masks import prefix_size
 from archwright.spec.errors import UserError
+
+SHORT_LIST = 1024
+"""Most likely tokens that usually hold the probability `top_p`."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of the distribution of a token; see `sample`."""
+
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 def sample(
     model: Decoder,
     prompt: Int[Tensor, " length"],
     *,
-    max_tokens: int,
+    max_new_tokens: int,
     source: Int[Tensor, " source_length"] | None = None,
     temperature: float = 0.8,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     stop: int | Collection[int] = (),
     num_tokens: int | None = None,
     seed: int = 0,
@@ -34,139 +50,65 @@ def sample(
         temperature: 0 takes the most likely token.
         top_k: Number of most likely tokens to draw from; 0 for all.
         top_p: Draw from the fewest most likely tokens with this total probability (Holtzman et al., 2019).
+        min_p: Draw from tokens with at least `min_p` times the largest probability (Nguyen et al., 2024).
+        repetition_penalty: Before all else, positive logits of tokens in the prompt or the text so far are divided
+            by it, negative ones multiplied (CTRL: Keskar et al., 2019); 1 changes nothing.
         stop: Token id or ids that end the sequence; not part of the result.
         num_tokens: Vocabulary size without padding rows.
 
     Raises:
-        UserError: an empty prompt, a missing or unexpected source, or settings out of range.
+        UserError: an empty prompt, an id without a row in the embedding, a missing or unexpected source, or settings
+            out of range.
     """
-    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    check_settings(prompt, max_tokens=max_tokens, **drawing, seed=seed)
-    generator = torch.Generator(prompt.device).manual_seed(seed)
-
-    def choose(logits: Tensor) -> int:
-        return draw(logits[:num_tokens].float(), temperature, top_k, top_p, generator)
-
+    settings = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    check_settings(model, prompt, max_new_tokens=max_new_tokens, **vars(settings), seed=seed)
+    choose = Sampler(settings, seed, prompt, num_tokens)
     reader = Reader(model, None if source is None else [source])
-    return _drawn(reader, prompt, choose, max_tokens, {stop} if isinstance(stop, int) else stop)
+    ends = {stop} if isinstance(stop, int) else stop
+    return _drawn(reader, prompt, choose, max_new_tokens, ends)
 
 
 @torch.inference_mode()
 def _drawn(
-    reader: "Reader",
+    reader: Reader,
     prompt: Tensor,
     choose: Callable[[Tensor], int],
-    max_tokens: int,
+    max_new_tokens: int,
     stop: Collection[int],
 ) -> Iterator[int]:
     reader.model.eval()
     logits = reader.read(prompt)
-    for i in range(max_tokens):
+    for i in range(max_new_tokens):
         token = choose(logits)
         if token in stop:
             return
         yield token
-        if i + 1 < max_tokens:
+        if i + 1 < max_new_tokens:
             logits = reader.read(prompt.new_tensor([token]))
 
 
-class Reader:
-    """Computes the next-token logits of growing sequences, with a cache.
+class Sampler:
+    """Draws the tokens of one sequence; see `sample`."""
 
-    A model with unbounded masks restarts at `context_length` from the last half of the tokens, so that it never sees
-    more tokens than in training. A model with bounded masks never restarts. A model without a cache reads the last
-    `context_length` tokens again for every token. A sequence that grows past a switch length (LongRoPE), at which
-    all rotation angles change, is read again from its start.
+    def __init__(
+        self, settings: Sampling, seed: int, prompt: Tensor, num_tokens: int | None = None
+    ) -> None:
+        self.settings, self.num_tokens = settings, num_tokens
+        self._generator = torch.Generator(prompt.device).manual_seed(seed)
+        self._seen = prompt.unique() if settings.repetition_penalty != 1 else None
 
-    Args:
-        sources: Encoder token ids of each sequence, for a model with an encoder.
-
-    Raises:
-        UserError: a source without an encoder, an encoder without a source, or a model that sees later tokens.
-    """
-
-    def __init__(self, model: Decoder, sources: Sequence[Tensor] | None = None) -> None:
-        if (sources is None) != model.spec.encoder.is_none:
-            raise UserError(
-                "source: found none; expected a text for the model's encoder"
-                if sources is None
-                else "source: found one; the model has no encoder: give a prompt instead"
-            )
-        for pattern in model.masks.values():
-            if pattern.lookahead != 0 and not prefix_size(pattern):
-                raise UserError(
-                    f"model: found a mask with which tokens see later ones ({type(pattern).__name__}), as in an "
-                    "encoder; expected a decoder or an encoder-decoder"
-                )
-        self._sources = None if sources is None else _side_by_side(sources)
-        self.model, self.context = model, model.spec.context_length
-        self._text = torch.empty(1 if sources is None else len(sources), 0, dtype=torch.long)
-        self._cache = model.new_cache() if model.can_cache else None
-        self._switches = model.switch_lengths
-
-    def read(self, tokens: Int[Tensor, " length"]) -> Float[Tensor, " vocab"]:
-        """Return the logits after the next tokens of a single sequence."""
-        return self.read_rows(tokens[None])[0]
-
-    def read_rows(self, tokens: Int[Tensor, "rows length"]) -> Float[Tensor, "rows vocab"]:
-        """Return the logits after the next tokens of each sequence."""
-        tokens = self._with_context(tokens)
-        fresh = self._cache is None or not self._cache.num_read
-        if self._sources is not None:
-            source, real = self._sources if fresh else (None, None)
-            read: Callable[..., Tensor] = self.model.hidden  # an encoder reads the source first
-            hidden = read(source, tokens, padding_mask=real, cache=self._cache)
-        else:
-            prefix = self._prefix(tokens) if self._cache is not None and fresh else None
-            hidden = self.model.hidden(tokens, prefix_lengths=prefix, cache=self._cache)
-        logits: Tensor = self.model.head(hidden[:, -1])
-        return logits
-
-    def reorder(self, rows: Int[Tensor, " new_rows"]) -> None:
-        """Reorder the sequences by index; indices may repeat or be missing."""
-        self._text = self._text[rows.to(self._text.device)]
-        if self._sources is not None:
-            tokens, real = self._sources
-            self._sources = tokens[rows], None if real is None else real[rows]
-        if self._cache is not None:
-            self._cache.reorder(rows)
-
-    def _with_context(self, tokens: Tensor) -> Tensor:
-        """Return the tokens to read: the new ones, after earlier ones if reading restarts."""
-        cache, num_new = self._cache, tokens.shape[1]
-        endless = cache is not None and self.model.can_generate_indefinitely
-        if cache is not None and endless and cache.num_read > max(self._switches, default=-1):
-            return tokens  # earlier tokens are never needed again
-        self._text = torch.cat((self._text.to(tokens.device), tokens), 1)
-        if not endless:
-            self._text = self._text[:, -self.context :]
-        if cache is None:
-            return self._text
-        if not endless and cache.num_read + num_new > self.context:
-            if cache.num_read:
-                self._text = self._text[:, -max(1, self.context // 2) :]
-                self._cache = self.model.new_cache()
-            return self._text  # if the prompt is too long, its end
-        if any(0 < cache.num_read <= s < cache.num_read + num_new for s in self._switches):
-            self._cache = self.model.new_cache()
-            return self._text
-        return tokens
-
-    def _prefix(self, tokens: Tensor) -> Tensor | None:
-        """Return prefix lengths [rows] if a prompt is shorter than the masks' prefix."""
-        rows, length = tokens.shape
-        sizes = [size for mask in self.model.masks.values() if (size := prefix_size(mask))]
-        if length >= max(sizes, default=0):
-            return None
-        return torch.full((rows,), min(length, *sizes))
-
-
-def _side_by_side(sources: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Return padded sources [rows, longest] and their padding mask, None without padding."""
-    rows = pad_sequence([*sources], batch_first=True)
-    lengths = torch.tensor([len(source) for source in sources], device=rows.device)
-    real = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
-    return rows, None if bool(real.all()) else real
+    def __call__(self, logits: Float[Tensor, " vocab"]) -> int:
+        """Draw one token."""
+        logits, s = logits[: self.num_tokens].float(), self.settings
+        if self._seen is not None:
+            seen = logits[self._seen]
+            penalty = s.repetition_penalty
+            seen = torch.where(seen < 0, seen * penalty, seen / penalty)
+            logits = logits.index_copy(0, self._seen, seen)
+        token = draw(logits, s.temperature, s.top_k, s.top_p, self._generator, s.min_p)
+        if self._seen is not None and token not in self._seen:
+            self._seen = torch.cat((self._seen, self._seen.new_tensor([token])))
+        return token
 
 
 def draw(
@@ -175,41 +117,72 @@ def draw(
     top_k: int,
     top_p: float,
     generator: torch.Generator,
+    min_p: float = 0.0,
 ) -> int:
     """Draw one token; see `sample`."""
     if temperature == 0:
         return int(logits.argmax())
-    values, order = logits.sort(descending=True)
+    weights, order = weights_of(logits, temperature, top_k, top_p, min_p)
+    index = torch.multinomial(weights, 1, generator=generator)
+    return int(index if order is None else order[index])
+
+
+def weights_of(
+    logits: Float[Tensor, " vocab"], temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[Float[Tensor, " kept"], Int[Tensor, " kept"] | None]:
+    """Return weights proportional to probabilities, and the tokens they belong to; None for all in order.
+
+    Tokens are sorted only if `top_k` or `top_p` needs it, and only as many as it needs.
+    """
+    order = None
     if top_k:
-        values, order = values[:top_k], order[:top_k]
-    weights = (values / temperature).softmax(-1)
-    before = weights.cumsum(-1) - weights  # probability of all likelier tokens
-    weights = weights.masked_fill(before >= top_p, 0.0)
-    return int(order[torch.multinomial(weights, 1, generator=generator)])
+        logits, order = logits.topk(min(top_k, len(logits)))
+    weights = (logits / temperature).softmax(-1)
+    if top_p < 1:
+        if order is None:
+            likely, order = weights.topk(min(SHORT_LIST, len(weights)))
+            if len(likely) < len(weights) and likely.sum() < top_p:
+                likely, order = weights.sort(descending=True)
+            weights = likely
+        before = weights.cumsum(-1) - weights  # probability of all likelier tokens
+        weights = weights.masked_fill(before >= top_p, 0.0)
+    if min_p:
+        weights = weights.masked_fill(weights < min_p * weights.max(), 0.0)
+    return weights, order
 
 
-MOST_BEAMS = 1024
+MOST_BEAMS = MOST_SAMPLES = 1024
 LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_tokens": (lambda x: x >= 0, "0 or more"),
+    "max_new_tokens": (lambda x: isinstance(x, int) and x >= 0, "0 or more"),
     "temperature": (
         lambda x: x == 0 or 1e-6 <= x <= 1e6,
         "0 (the likeliest token), or 1e-6 to 1e6",
     ),
     "top_k": (lambda x: isinstance(x, int) and x >= 0, "0 (all) or more"),
     "top_p": (lambda x: 0 < x <= 1, "more than 0, at most 1"),
-    "seed": (lambda x: 0 <= x < 2**63, "0 to 2^63 - 1"),
+    "min_p": (lambda x: 0 <= x <= 1, "0 (all) to 1"),
+    "repetition_penalty": (lambda x: 1e-3 <= x <= 1e3, "1e-3 to 1e3 (1: none)"),
+    "seed": (lambda x: isinstance(x, int) and 0 <= x < 2**63, "0 to 2^63 - 1"),
+    "num_samples": (
+        lambda x: isinstance(x, int) and 1 <= x <= MOST_SAMPLES,
+        f"1 to {MOST_SAMPLES:,}",
+    ),
     "num_beams": (lambda x: isinstance(x, int) and 1 <= x <= MOST_BEAMS, f"1 to {MOST_BEAMS:,}"),
     "length_penalty": (lambda x: -10 <= x <= 10, "-10 to 10"),
 }
 """Valid range of each setting, as a test (nan fails) and in words."""
 
 
-def check_settings(prompt: Tensor, **settings: Any) -> None:
-    """Raise a UserError for an empty prompt or settings out of range."""
-    lines = [] if len(prompt) else ["prompt: found no token; expected at least one"]
+def check_settings(model: Decoder, prompt: Tensor, **settings: Any) -> None:
+    """Raise a UserError for an empty prompt, ids without a row in the embedding or settings out of range."""
+    lines, rows = [], int(model.spec.vocab_size)
+    if not len(prompt):
+        lines = ["prompt: found no token; expected at least one"]
+    elif bad := [i for i in (int(prompt.min()), int(prompt.max())) if not 0 <= i < rows]:
+        lines = [f"prompt: found token {bad[0]}; expected 0 to {rows - 1}, the ids of the model"]
     for name, value in settings.items():
         allows, expected = LIMITS[name]
-        if not allows(value):
+        if type(value) not in (int, float) or not allows(value):
             lines.append(f"{name}: found {value}; expected {expected}")
     if lines:
         raise UserError(*lines)

@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 
 from archwright import checkpoint
+from archwright.hf.configs import FILE
 from archwright.hf.families import FAMILIES
 from archwright.hf.loading import CAME_FROM, Origin, load
 from archwright.hf.saving import save
 from archwright.model.model import Decoder
 from archwright.runs.folder import RunFolder
-from archwright.runs.load import open_model
+from archwright.runs.load import OpenRun, Run, dtype_of, open_model, open_run, usable_device
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
@@ -60,6 +61,30 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
         done = {"name": "finished", "text": f"imported from {source}", "seconds": 0.0}
         run.append({"kind": "event", "step": 0, **done})
     return run, loaded.model
+
+
+def open_any(path: Run, *, device: str | None = None, dtype: str | None = None) -> OpenRun:
+    """Open a run, or a Hugging Face folder as a run without a history. Nothing is written.
+
+    Args:
+        device: As in `open_run`.
+        dtype: As in `open_run`.
+
+    Raises:
+        UserError: `open_run` or `load` rejects the folder, or a Hugging Face folder has no tokenizer.
+    """
+    if isinstance(path, OpenRun) or RunFolder(path).exists or not is_checkpoint(path):
+        return open_run(path, device=device, dtype=dtype)
+    loaded = load(path, dtype=dtype_of(dtype or "float32"), device=usable_device(device or "cpu"))
+    if loaded.tokenizer is None:
+        raise UserError(f"{path}: found no tokenizer; expected tokenizer.json in this folder")
+    spec = RunSpec(name=loaded.spec.name, model=loaded.spec)
+    return OpenRun(RunFolder(path), spec, loaded.model, loaded.tokenizer)
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """True if a path is a Hugging Face folder."""
+    return (Path(path) / FILE).is_file()
 
 
 def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:

@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import nn
 
 from archwright.cpu import transposed
 from archwright.model.model import Decoder
+from archwright.parts.kernels.flex import allow_recompiles
 from archwright.parts.linear import Linear
 
 TRANSPOSED = "-fno-ipa-cp"
@@ -39,6 +39,7 @@ def compile_parts(
         for module in model.modules():
             if isinstance(module, Linear):
                 module.product = transposed.linear
+    allow_recompiles()
     for part in (*model.all_layers, *([model.head] if whole_loss else [])):
         part.compile()
     return wanted, "asked for"
@@ -60,11 +61,15 @@ def uncompile_parts(model: Decoder) -> None:
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Run a model without compilation, such as for other sequence lengths, which would be compiled again."""
-    if all(module._compiled_call_impl is None for module in model.modules()):
+    # Not by a stance of the compiler: FlexAttention stays compiled, as it would store all scores.
+    compiled = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
+    try:
+        for module in compiled:
+            module._compiled_call_impl = None
         yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    finally:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
 
 
 def work_around_compiler_bugs() -> bool:

@@ -20,13 +20,15 @@ from archwright.machine.rules import cpu_name
 from archwright.model.model import Decoder
 from archwright.parts.mixers.recurrent import RecurrentMixer, use_scan
 from archwright.parts.scans import SCANS
-from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
+from archwright.planning.memory import WHOLE_LOGITS, logit_bytes, total_memory
 from archwright.scale.layout import ONE, Layout
 from archwright.spec.errors import UserError
 from archwright.spec.machine import MachineSpec
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.version import version
 
+CUDA_LOGITS = 0.08
+"""Share of a GPU's memory for float32 logits above which a loss is computed in chunks by default."""
 MOST_THREADS = 4
 """Maximum number of threads per core. With many thousands, the process ends."""
 
@@ -69,6 +71,23 @@ def check_machine(machine: MachineSpec) -> None:
         raise UserError(
             f"machine.threads: found {machine.threads}; expected at most {MOST_THREADS * cores}, "
             f"{MOST_THREADS} for each core of this machine"
+        )
+
+
+def check_stream(machine: MachineSpec, model: Decoder) -> None:
+    """Refuse a narrow residual stream that would overflow, or that layers recompute from their results.
+
+    Raises:
+        UserError: There is no autocast to bf16, or the model is reversible.
+    """
+    if machine.stream == "autocast" and machine.precision not in ("bf16", "fp8"):
+        raise UserError(
+            f'machine.stream: found "autocast" with precision {machine.precision}; expected "float32", or '
+            'machine.precision "bf16" or "fp8"'
+        )
+    if machine.stream == "autocast" and model.spec.is_reversible:
+        raise UserError(
+            'machine.stream: found "autocast"; expected "float32", as reversible layers need exact sums'
         )
 
 
@@ -145,7 +164,10 @@ def decide_loss(decisions: Decisions, model: Decoder, run: RunSpec, layout: Layo
         logits = logit_bytes(model, layout.part_rows(run)) // layout.context
         if model.head.vocab_parallel and len(model.head.weight) % layout.tensor == 0:
             logits //= layout.tensor
-        kind = "chunked" if logits > WHOLE_LOGITS else "whole"
+        device, limit = decisions.machine.device, WHOLE_LOGITS
+        if device == "cuda":
+            limit = max(limit, int(CUDA_LOGITS * total_memory(device)))
+        kind = "chunked" if logits > limit else "whole"
         place = "" if layout.size == 1 else " of one process"
         decisions.decide("loss", kind, f"float32 logits{place} would take {size(logits)}")
 

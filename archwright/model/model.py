@@ -23,7 +23,7 @@ from archwright.model.recomputation import recomputed
 from archwright.parts.branch import Branch
 from archwright.parts.context import Context
 from archwright.parts.embeddings import Head, TokenEmbedding
-from archwright.parts.linear import Linear
+from archwright.parts.linear import Linear, to_autocast_dtype
 from archwright.parts.masks import MaskPattern
 from archwright.parts.mixers import Mixer
 from archwright.parts.residuals import Groups, Wired, Wiring
@@ -162,6 +162,8 @@ class Stack(nn.Module):
     """Layers in order; shared layers occur once."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """Activations that layers store for the backward pass; the rest is recomputed."""
+    narrow_stream: bool = False
+    """True if the residual stream has the dtype of autocast between layers."""
     order: tuple[int, ...] | None = None
     """Numbers of the layers in the order of a pass; None: that of the spec."""
     keeps_all: bool = False
@@ -224,6 +226,7 @@ class Stack(nn.Module):
         trains = cache is None and torch.is_grad_enabled()
         for i, layer in enumerate(layers):
             layer.prepare(context)
+            x = to_autocast_dtype(x) if self.narrow_stream else x
             if trains and self.activation_checkpointing != "none":
                 x = recomputed(layer, x, context, self.activation_checkpointing)
             else:

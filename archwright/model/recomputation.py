@@ -32,9 +32,13 @@ ATTENTION = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default,
+    torch.ops.higher_order.flex_attention,
 }
 """Attention as one operation, without stored scores. Other kernels store scores as batched products, which would need
 more memory than all other activations."""
+
+CHOICES = {torch.ops.aten.topk.default}
+"""Choices of experts, which another order of sums could change in the recomputation."""
 
 
 def recomputed(
@@ -72,12 +76,15 @@ def _passes(
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Store the result of an operation, unless it draws random numbers."""
-    save = operation in PRODUCTS or (operation in ATTENTION and not _drops(operation, args, kwargs))
+    fixed = operation in PRODUCTS | CHOICES
+    save = fixed or (operation in ATTENTION and not _drops(operation, args, kwargs))
     return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _drops(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True if attention has dropout."""
+    if isinstance(operation, torch._ops.HigherOrderOperator):
+        return False  # FlexAttention has none
     names = [argument.name for argument in operation._schema.arguments]
     values = dict(zip(names, args, strict=False)) | kwargs
     return bool(values.get("dropout_p", 0.0))

@@ -4,7 +4,7 @@ A state has two operations. `update` extends keys and values, or replaces a recu
 restarts with each document, according to the layout of the pass. `reorder` selects sequences of the batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -94,7 +94,9 @@ class Past:
 
 
 class KVCache(LayerState):
-    """Keys and values of one layer, or latents for them: [batch, slots, heads, width] each.
+    """Keys and values of one layer, or latents for them: [batch, heads, slots, width] each.
+
+    All slots of a head lie together, as a new token reads them.
 
     Args:
         max_length: number of most recent tokens to store; None: all.
@@ -116,32 +118,47 @@ class KVCache(LayerState):
 
         Args:
             slots: slot table from `Context.slots(max_length)`.
-            new: keys and values of the pass.
+            new: keys and values of the pass, [batch, length, heads, width] like the result.
         """
-        assert slots.slots is not None
-        if not self._held:
-            self._held = [_empty(x, slots.capacity) for x in new]
-        elif self._held[0].shape[1] <= slots.capacity:
-            for i, held in enumerate(self._held):
-                self._held[i] = _empty(held, slots.capacity)
-                # The last slot collects tokens that are not stored, so it is not copied.
-                self._held[i][:, : held.shape[1] - 1] = held[:, :-1]
+        by_head = [x.detach().transpose(1, 2) for x in new]  # [batch, heads, length, width]
+        self._reserve(slots.capacity, by_head)
         # Concatenated before new tokens overwrite slots that some queries still see.
-        before = [held[:, : slots.num_before] for held in self._held]
         if slots.seen is not None and slots.joins:
+            before = [held[:, :, : slots.num_before].transpose(1, 2) for held in self._held]
             shown = [torch.cat((held, x), 1) for held, x in zip(before, new, strict=True)]
-        assert slots.slots is not None
-        for held, x in zip(self._held, new, strict=True):
-            # slots [batch, length] -> [batch, length, heads, width]
-            held.scatter_(1, slots.slots[:, :, None, None].expand_as(x), x.detach())
+        for held, x in zip(self._held, by_head, strict=True):
+            slots.store(held, x)
         if slots.seen is None:
             return list(new)
-        return shown if slots.joins else [held[:, : slots.num_used] for held in self._held]
+        if slots.joins:
+            return shown
+        # [batch, heads, slots, width] -> [batch, slots, heads, width]
+        return [held[:, :, : slots.num_used].transpose(1, 2) for held in self._held]
+
+    def update_one(self, slots: "SlotTable", *new: Tensor) -> list[Tensor]:
+        """Store a further token of sequences that are alike; return all keys and values.
+
+        Shapes: [batch, heads, 1, width], and the result [batch, heads, slots, width].
+        """
+        self._reserve(slots.capacity, new)
+        for held, x in zip(self._held, new, strict=True):
+            slots.store(held, x)
+        return [held[:, :, : slots.num_used] for held in self._held]
+
+    def _reserve(self, capacity: int, new: Sequence[Tensor]) -> None:
+        """Make room for all slots of a table."""
+        if not self._held:
+            self._held = [_empty(x, capacity) for x in new]
+        elif self._held[0].shape[2] <= capacity:
+            for i, held in enumerate(self._held):
+                self._held[i] = _empty(held, capacity)
+                # The last slot collects tokens that are not stored, so it is not copied.
+                self._held[i][:, :, : held.shape[2] - 1] = held[:, :, :-1]
 
 
 def _empty(like: Tensor, capacity: int) -> Tensor:
-    batch, _, heads, dim = like.shape
-    return like.new_zeros(batch, capacity + 1, heads, dim)
+    batch, heads, _, dim = like.shape
+    return like.new_zeros(batch, heads, capacity + 1, dim)
 
 
 @dataclass
@@ -149,43 +166,58 @@ class SlotTable:
     """Slots of cached tokens, shared by all layers with the same max_length.
 
     The n-th real token of a sequence has slot n, or n modulo max_length, and replaces a token that is out of sight.
-    Tokens that are not stored go to an extra slot at the end.
+    Tokens that are not stored go to an extra slot at the end. While all sequences are alike (no padding, documents or
+    positions of their own), their slots follow from the number of tokens read, and no tensors are kept.
     """
 
     max_length: int | None
     capacity: int = 0
-    slots: Int[Tensor, "batch length"] | None = None
-    """Slot of each token of this pass."""
     num_before: int = 0
     """Used slots before this pass, in the fullest sequence."""
     num_used: int = 0
     """Used slots after this pass."""
+    joins: bool = False
+    """True if the keys are the slots before this pass followed by the new tokens."""
     seen: TokenLayout | None = None
     """Layout of the keys that `KVCache.update` returns; None if these are only the new tokens."""
+    _slots: slice | Tensor | None = None
+    """Slots of the last tokens of this pass, [stored]; of each token, if sequences differ, [batch, length]."""
     _count: Int[Tensor, " batch"] | None = None
-    """Real tokens read by each sequence."""
+    """Real tokens read by each sequence; None while all are alike."""
     _fields: dict[str, Tensor] = field(default_factory=dict)
     """Index, position, document and text length of the token in each slot, [batch, capacity + 1]."""
-
-    @property
-    def joins(self) -> bool:
-        """True if the keys are the slots before this pass followed by the new tokens."""
-        assert self.slots is not None
-        # In a bounded cache, the last tokens of a pass overwrite slots that the first ones see.
-        return self.max_length is not None and self.slots.shape[1] > 1
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
         """Select sequences of the batch in a new order; a sequence may occur several times."""
         self._fields = {name: values[rows] for name, values in self._fields.items()}
         self._count = None if self._count is None else self._count[rows]
 
+    def store(self, held: Tensor, x: Tensor) -> None:
+        """Copy new keys or values x [batch, heads, length, width] into their slots."""
+        slots = self._slots
+        assert slots is not None
+        if isinstance(slots, slice):
+            held[:, :, slots] = x
+        elif slots.ndim == 1:
+            held[:, :, slots] = x[:, :, -len(slots) :]
+        else:  # [batch, length] -> [batch, heads, length, width]
+            held.scatter_(2, slots[:, None, :, None].expand_as(x), x)
+
     def take(self, layout: TokenLayout, batch: int, num_read: int) -> None:
         """Assign slots to new tokens, and compute the layout of the keys that they see."""
         self._grow(num_read + layout.length)
         self.num_before = self._limited(num_read)
         self.num_used = self._limited(num_read + layout.length)
+        # In a bounded cache, the last tokens of a pass overwrite slots that the first ones see.
+        self.joins = self.max_length is not None and layout.length > 1
+        fields = (layout.index, layout.position_ids, layout.segment_ids, layout.padding_mask)
+        if self._count is None and all(tensor is None for tensor in fields):
+            self._take_alike(layout, num_read)
+            return
+        if self._count is None:
+            self._begin_table(layout, batch, num_read)
         new = _fields(layout, batch)
-        self.slots = self._assigned(layout, batch)
+        self._slots = self._assigned(layout, batch)
         shown_beside = bool(num_read) and self.joins
         before = {
             k: v[:, : self.num_before].clone() for k, v in self._fields.items() if shown_beside
@@ -195,7 +227,7 @@ class SlotTable:
                 self._fields[name] = values.new_full((batch, self.capacity + 1), EMPTY)
             if name == "lengths_so_far":  # new tokens lengthen the text of old ones
                 self._fields[name].copy_(values[:, :1].expand(-1, self.capacity + 1))
-            self._fields[name].scatter_(1, self.slots, values)
+            self._fields[name].scatter_(1, self._slots, values)
         if not num_read:
             self.seen = None
         elif shown_beside:
@@ -204,6 +236,40 @@ class SlotTable:
         else:
             used = {name: values[:, : self.num_used] for name, values in self._fields.items()}
             self.seen = _places(used, layout)
+
+    def _take_alike(self, layout: TokenLayout, num_read: int) -> None:
+        """Assign slots where all sequences are alike."""
+        total = num_read + layout.length
+        size, device = self.max_length, layout.device
+        if size is None or total <= size:
+            self._slots = slice(num_read, total)
+        elif layout.length == 1:
+            self._slots = slice(num_read % size, num_read % size + 1)
+        else:  # the last tokens of a long pass only
+            self._slots = torch.arange(max(num_read, total - size), total, device=device) % size
+        if not num_read:
+            self.seen = None
+        elif size is None or total <= size:
+            self.seen = TokenLayout(total, device)
+        else:
+            # [1, slots], then the new tokens
+            index = _in_slots(num_read if self.joins else total, self.num_before, size, device)
+            if self.joins:
+                index = torch.cat((index, torch.arange(num_read, total, device=device)[None]), 1)
+            so_far = torch.full_like(index, total)
+            self.seen = TokenLayout(
+                index.shape[1], device, position_ids=index, index=index, lengths_so_far=so_far
+            )
+
+    def _begin_table(self, layout: TokenLayout, batch: int, num_read: int) -> None:
+        """Begin to keep the fields of each slot, because sequences begin to differ."""
+        self._count = torch.full((batch,), num_read, device=layout.device)
+        if not num_read:
+            return
+        index = torch.full((batch, self.capacity + 1), EMPTY, device=layout.device)
+        size = num_read if self.max_length is None else self.max_length
+        index[:, : self.num_before] = _in_slots(num_read, self.num_before, size, layout.device)
+        self._fields = {name: index.clone() for name in ("index", "position_ids", "lengths_so_far")}
 
     def _limited(self, number: int) -> int:
         return number if self.max_length is None else min(number, self.max_length)
@@ -224,16 +290,22 @@ class SlotTable:
         real = torch.ones(batch, layout.length, dtype=torch.long, device=layout.device)
         if layout.padding_mask is not None:
             real = layout.padding_mask.long()
-        count = real.new_zeros(batch) if self._count is None else self._count
+        assert self._count is not None
         # Number of each token among the real tokens of its sequence, from 0.
-        order = count[:, None] + real.cumsum(-1) - real
-        self._count = count + real.sum(-1)
+        order = self._count[:, None] + real.cumsum(-1) - real
+        self._count = self._count + real.sum(-1)
         stored = real.bool()
         if self.max_length is not None:
             # A long pass stores its last tokens only: two tokens must not share a slot.
             stored = stored & (order >= self._count[:, None] - self.max_length)
             order = order % self.max_length
         return torch.where(stored, order, self.capacity)
+
+
+def _in_slots(num_read: int, used: int, size: int, device: torch.device) -> Tensor:
+    """Return the index of the latest of `num_read` tokens in each slot, [1, used]."""
+    slots = torch.arange(used, device=device)[None]
+    return num_read - 1 - (num_read - 1 - slots) % size
 
 
 def _fields(layout: TokenLayout, batch: int) -> dict[str, Tensor]:

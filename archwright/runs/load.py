@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,12 @@ from archwright import checkpoint
 from archwright.format import decimal
 from archwright.notebook import Report, html_table
 from archwright.runs.folder import RunFolder
-from archwright.spec.errors import UserError
+from archwright.spec.errors import UserError, nearest
 from archwright.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
+    import torch
+
     from archwright.model.model import Decoder
     from archwright.runs.columns import RunHistory
     from archwright.text.tokenizer import Tokenizer
@@ -72,20 +75,77 @@ Run = OpenRun | str | Path
 """An open run, or the path of its folder."""
 
 
-def open_run(path: Run) -> OpenRun:
+DTYPES = ("float32", "bfloat16", "float16")
+"""Dtypes of weights."""
+
+
+def open_run(path: Run, *, device: str | None = None, dtype: str | None = None) -> OpenRun:
     """Open the run at `path` with its final weights or its newest checkpoint.
 
+    Args:
+        device: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA if it is available. Default: `cpu`, or the device of an
+            open run. An open run with another device or dtype is copied.
+        dtype: `float32`, `bfloat16` or `float16`: dtype of the weights. Default: `float32`, or the dtype of an open
+            run. Buffers stay in float32.
+
     Raises:
-        UserError: no run at `path`, or a run without weights or tokenizer.
+        UserError: no run at `path`, a run without weights or tokenizer, or an unusable device.
     """
     from archwright.text.tokenizer import Tokenizer
 
     if isinstance(path, OpenRun):
-        return path
+        first = next(path.model.parameters())
+        place = first.device if device is None else usable_device(device)
+        kind = first.dtype if dtype is None else dtype_of(dtype)
+        if (first.device, first.dtype) == (place, kind):
+            return path
+        model = copy.deepcopy(path.model).to(place)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(kind)
+        return replace(path, model=model.use_kernel("blockwise" if place.type == "cpu" else "sdpa"))
+    chosen = usable_device(device or "cpu"), dtype_of(dtype or "float32")
     folder = RunFolder.open(path)
     file = _weights(folder)
     tokenizer = Tokenizer.load(folder.tokenizer_folder)
-    return OpenRun(folder, folder.spec, _filled(folder, file, tokenizer.vocab_size), tokenizer)
+    model = _filled(folder, file, tokenizer.vocab_size, *chosen)
+    return OpenRun(folder, folder.spec, model, tokenizer)
+
+
+def usable_device(name: str) -> torch.device:
+    """Return a device by name; `auto` is CUDA if it is available.
+
+    Raises:
+        UserError: The device is unknown or not available.
+    """
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or not (number or "0").isdecimal():
+        hint = nearest(kind, ("auto", "cpu", "cuda"))
+        raise UserError(f'device: found "{name}"; expected auto, cpu, cuda or cuda:N.{hint}')
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f'device: found "{name}"; expected "cpu" or "auto", as this CUDA device is not available here'
+        )
+    return torch.device(kind, int(number or 0)) if kind == "cuda" else torch.device(kind)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return a dtype of weights by name.
+
+    Raises:
+        UserError: The name is none of `DTYPES`.
+    """
+    import torch
+
+    if name not in DTYPES:
+        raise UserError(
+            f'dtype: found "{name}"; expected {", ".join(DTYPES[:-1])} or {DTYPES[-1]}.{nearest(name, DTYPES)}'
+        )
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def open_model(path: str | Path) -> Decoder:
@@ -108,10 +168,19 @@ def _weights(folder: RunFolder) -> Path:
     return saved / "model.safetensors"
 
 
-def _filled(folder: RunFolder, file: Path, vocab_size: int | None) -> Decoder:
+def _filled(
+    folder: RunFolder,
+    file: Path,
+    vocab_size: int | None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Decoder:
+    import torch
+
     from archwright.model.build import build_uninitialized
 
-    model = build_uninitialized(folder.spec.model.resolved(vocab_size))
+    spec = folder.spec.model.resolved(vocab_size)
+    model = build_uninitialized(spec, device=device, dtype=dtype or torch.float32)
     _, new = checkpoint.take_weights(model, checkpoint.read_model(file))
     if new:
         raise UserError(f"{file}: tensors are missing: {', '.join(new)}")

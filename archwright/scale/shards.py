@@ -355,7 +355,8 @@ def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros((), dtype=torch.float64)
-    return torch.stack([g.double().square().sum() for g in gradients]).sum()
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float64)
+    return torch.stack([*norms]).square().sum()
 
 
 @torch.no_grad()

@@ -24,14 +24,18 @@ class MachineSpec(Spec):
     with bf16 matmuls); auto: fla on CUDA if installed, else chunked."""
     loss: Literal["auto", "whole", "chunked"] = "auto"
     """whole: all logits of a microbatch at once; chunked: a chunk at a time, to save memory; auto: chunked if float32
-    logits would take more than 256 MiB."""
+    logits would take more than 256 MiB; on a GPU, more than 8 % of its memory."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """Recomputation in the backward pass, to save memory. selective: all of a layer except matmuls with weights and
     attention outputs; scores are recomputed if the kernel stores them (Korthikanti et al., 2022). full: whole layers
     from their inputs, for up to a third more FLOPs (Chen et al., 2016). Compiled layers recompute like selective, even
     with "none"."""
+    stream: Literal["float32", "autocast"] = "float32"
+    """Dtype of the residual stream between layers. autocast: bf16, which halves its memory and traffic, and rounds
+    sums."""
     compile: Literal["auto", "none", "block"] = "auto"
-    """block: torch.compile for each layer; auto: if it makes steps faster, measured in runs of over ten minutes."""
+    """block: torch.compile for each layer; auto: on a GPU, if gradients are the same; on a CPU, if it makes steps
+    faster, measured in runs of over ten minutes."""
     fused: Literal["auto", "none", "liger"] = "auto"
     """Fused kernels for norms, gates and the chunked loss: liger's, on a GPU (extra liger), or none; auto: liger's if
     installed and faster, measured in runs of over ten minutes."""

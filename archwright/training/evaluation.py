@@ -3,13 +3,14 @@
 import math
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from archwright.data.compressors import Baseline, baselines
 from archwright.data.eval_windows import HeldOut, Windows, bits_per_byte, why_no_bits
@@ -19,12 +20,15 @@ from archwright.data.pair_text import PairText, PairWindows
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText, TaskWindows
-from archwright.generation.writing import Settings, generate_many
-from archwright.losses import cross_entropy
+from archwright.generation.writing import Settings, generate
+from archwright.hf.import_export import open_any
+from archwright.losses import Loss, cross_entropy
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
 from archwright.model.model import Decoder, Output
-from archwright.runs.load import OpenRun, Run, open_run
+from archwright.planning.plans import refuse_positions
+from archwright.progress import Progress
+from archwright.runs.load import OpenRun, Run
 from archwright.scale.processes import ALONE, Processes
 from archwright.spec.errors import UserError
 from archwright.spec.objectives import OF_PAIRS, Objective
@@ -34,6 +38,15 @@ from archwright.text.pairs import read_pairs
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import Material, reload_data
 from archwright.training.step import second_answers, second_cases, to_device
+from archwright.training.text_losses import (
+    FEW_DOCUMENTS,
+    MOST_CLUSTERS,
+    STRETCHES,
+    Bucket,
+    Clusters,
+    Curve,
+    TokenLosses,
+)
 
 Text = TokenStore | TaskText | PairText
 ROW_TOKENS = 8192
@@ -41,12 +54,6 @@ ROW_TOKENS = 8192
 
 COLUMNS = 7
 """Number of sums of an evaluated batch."""
-FEW_DOCUMENTS = 20
-"""Least number of documents for estimating the variance of a loss over texts."""
-STRETCHES = 64
-"""Number of clusters of a text with fewer documents."""
-MOST_CLUSTERS = 256
-"""Largest number of clusters: neighbouring documents are joined if there are more."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,14 @@ class Evaluation(_Recorded):
     """Mean -ln p of the second task, in nats per sequence or token."""
     second_accuracy: float | None = None
     """Share of right answers of the second task."""
+    interval: tuple[float, float] | None = None
+    """95 % interval of the nats per token, from resampled documents. None for tasks, for pairs, and in training."""
+    bits_per_byte_interval: tuple[float, float] | None = None
+    """95 % interval of the bits per byte."""
+    resampled: str | None = None
+    """Number and kind of the parts of the text that the intervals resample."""
+    by_position: tuple[Bucket, ...] | None = None
+    """Losses by position in the context; see `Curve`."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +172,17 @@ def reading_of(run: RunSpec, max_tokens: int, max_bytes: int | None) -> Reading:
 
 
 def evaluate(
-    model: Decoder, windows: Windows, precision: Precision, processes: Processes = ALONE
+    model: Decoder,
+    windows: Windows,
+    precision: Precision,
+    processes: Processes = ALONE,
+    observe: Callable[[Tensor, Batch], None] | None = None,
 ) -> Evaluation:
-    """Evaluate a model on held-out windows; ranks take batches in turn."""
+    """Evaluate a model on held-out windows; ranks take batches in turn.
+
+    Args:
+        observe: Function of the logits and targets of each batch of this rank.
+    """
     rows: list[list[float]] = []
     with processes.without_gradients():
         for out, batch, mine in _predictions(model, windows, precision, processes):
@@ -167,6 +190,8 @@ def evaluate(
             rows += ([0.0] * COLUMNS for _ in range(processes.size))
             if out is not None and mine:
                 rows[processes.rank - processes.size] = _sums(windows, out, batch)
+                if observe is not None:
+                    observe(out.logits, batch)
             del out  # before the next batch's logits exist
     sums = processes.sums([value for row in rows for value in row])
     totals = [0.0] * COLUMNS
@@ -175,17 +200,16 @@ def evaluate(
     return _evaluation(windows, totals)
 
 
-@torch.inference_mode()
 def evaluate_halves(
     model: Decoder, windows: Windows, precision: Precision
 ) -> tuple[Evaluation, Halves]:
     """Evaluate a model on held-out windows, and on each half of them."""
-    totals, rows = [0.0] * COLUMNS, []
-    for out, batch, _ in _predictions(model, windows, precision):
-        assert out is not None, "a single process has the whole model"
-        totals = [a + b for a, b in zip(totals, _sums(windows, out, batch), strict=True)]
-        rows += [cross_entropy(*row) for row in zip(out.logits, batch.targets, strict=True)]
-        del out  # before the next batch's logits exist
+    rows: list[Loss] = []
+
+    def observe(logits: Tensor, batch: Batch) -> None:
+        rows.extend(cross_entropy(*row) for row in zip(logits, batch.targets, strict=True))
+
+    found = evaluate(model, windows, precision, observe=observe)
     nats = np.array([row.nll_sum.item() for row in rows])
     tokens = np.array([int(row.num_targets) for row in rows])
     documents, numbers = windows.places
@@ -207,7 +231,7 @@ def evaluate_halves(
         bits = bits_per_byte(float(nats[tunes].sum()), max(1, int(size[tunes].sum())))
         judged_bytes = tuple(int(size[at].sum()) for at in judged)
         halves = replace(halves, tuning_bits_per_byte=bits, judged_bytes=judged_bytes)
-    return _evaluation(windows, totals), halves
+    return found, halves
 
 
 def _sums(windows: Windows, out: Output, batch: Batch) -> list[float]:
@@ -226,7 +250,10 @@ def _sums(windows: Windows, out: Output, batch: Batch) -> list[float]:
 
 
 def _predictions(
-    model: Decoder, windows: Windows, precision: Precision, processes: Processes = ALONE
+    model: Decoder,
+    windows: Iterable[Batch],
+    precision: Precision,
+    processes: Processes = ALONE,
 ) -> Iterator[tuple[Output | None, Batch, bool]]:
     """Yield the output, the batch, and if this rank counts it; the output is None on other pipeline stages."""
     was_training = model.training
@@ -263,13 +290,41 @@ def _evaluation(windows: Windows, sums: Sequence[float]) -> Evaluation:
     )
 
 
-def evaluate_text(run: Run, *texts: str, stride: int | None = None) -> Evaluation:
-    """Evaluate a run's model on texts: files, folders, globs, `-`, or `stdlib`.
+def evaluate_text(
+    run: Run,
+    *texts: str,
+    stride: int | None = None,
+    length: int | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> Evaluation:
+    """Evaluate a model on texts: files, folders, globs, `-`, or `stdlib`.
+
+    Args:
+        run: A run, or a folder of `transformers`, such as an export.
+        stride: Tokens between the starts of windows. Default: half the context.
+        length: Longest context of `by_position`. Default: the context of the model.
+        device: As in `open_run`.
+        dtype: As in `open_run`.
 
     Raises:
-        UserError: missing, binary, empty or undecodable files; or the run was trained on a task or on pairs.
+        UserError: missing, binary, empty or undecodable files; the run was trained on a task or on pairs; or positions
+            end before `length`.
     """
-    run = open_run(run)
+    run = open_any(run, device=device, dtype=dtype)
+    refuse_text(run)
+    documents = open_texts(texts, run.spec.data)
+    with tempfile.TemporaryDirectory() as folder:
+        store = prepare_documents(documents, run.tokenizer, Path(folder))
+        return losses_of(run, store, stride, length)[0]
+
+
+def refuse_text(run: OpenRun) -> None:
+    """Check that a run's model predicts the tokens of a text.
+
+    Raises:
+        UserError: the run was trained on a task or on pairs, or its model has an encoder for a source.
+    """
     if run.spec.data.pairs:
         raise UserError(
             f"text: {run.folder.path} was trained on pairs of a source and a target; leave it out to judge on held-out "
@@ -285,23 +340,23 @@ def evaluate_text(run: Run, *texts: str, stride: int | None = None) -> Evaluatio
             f"text: {run.folder.path} has a model with an encoder, and no objective that makes a source and a target "
             f"of a text; judge it on pairs: archwright eval {run.folder.path} --pairs FILE"
         )
-    documents = open_texts(texts, run.spec.data)
-    with tempfile.TemporaryDirectory() as folder:
-        store = prepare_documents(documents, run.tokenizer, Path(folder))
-        return _evaluated(run, store, run.spec.objective, stride)
 
 
-def evaluate_held_out(run: OpenRun, stride: int | None = None) -> Evaluation:
+def evaluate_held_out(
+    run: OpenRun, stride: int | None = None, length: int | None = None
+) -> Evaluation:
     """Evaluate a run's model on its held-out text, pairs, or examples of its task.
 
     Raises:
-        UserError: the run was imported, or its data have changed.
+        UserError: the run was imported, its data have changed, or as `evaluate_text`.
     """
     if not run.folder.environment().get("data"):
         pairs = "" if run.spec.model.encoder.is_none else "; or pairs: --pairs FILE"
         raise UserError(f"text: found none; expected files, folders, globs, -, or stdlib{pairs}")
-    material = reload_data(run.spec, run.folder)
-    return _evaluated(run, material.held_out, run.spec.objective, stride)
+    held_out = reload_data(run.spec, run.folder).held_out
+    if isinstance(held_out, TokenStore):
+        return losses_of(run, held_out, stride, length)[0]
+    return _evaluated(run, held_out, run.spec.objective)
 
 
 def evaluate_pairs(run: OpenRun, pairs: str) -> Evaluation:
@@ -316,13 +371,83 @@ def evaluate_pairs(run: OpenRun, pairs: str) -> Evaluation:
     return _evaluated(run, pair_text(run, pairs), OF_PAIRS)
 
 
-def _evaluated(
-    run: OpenRun, text: Text, objective: Objective, stride: int | None = None
-) -> Evaluation:
-    """Evaluate a run's model on a text, in float32 on the CPU."""
-    context_length = run.spec.model.context_length
-    windows = held_out_windows(text, run.tokenizer, objective, context_length, stride=stride)
-    return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
+def _evaluated(run: OpenRun, text: Text, objective: Objective) -> Evaluation:
+    """Evaluate a run's model on a task or on pairs."""
+    windows = held_out_windows(text, run.tokenizer, objective, run.spec.model.context_length)
+    return evaluate(run.model, windows, _precision(run))
+
+
+def losses_of(
+    run: OpenRun, store: TokenStore, stride: int | None = None, length: int | None = None
+) -> tuple[Evaluation, Clusters]:
+    """Evaluate a run's model on a text, with intervals and losses by position; also return the sums over its parts."""
+    context_length, precision = run.spec.model.context_length, _precision(run)
+    windows = held_out_windows(
+        store, run.tokenizer, run.spec.objective, context_length, stride=stride
+    )
+    assert isinstance(windows, HeldOut)
+    losses = TokenLosses(windows, run.tokenizer.token_lengths)
+    curve = _curve(run, store, length)
+    total = sum(row.stop - row.start for row in windows.rows) + len(curve or ())
+    done = 0
+    with Progress("Evaluating", 1.0) as progress:
+
+        def count(batch: Batch) -> None:
+            nonlocal done
+            done += batch.targets.numel()
+            progress.reached(done / total)
+
+        def observe(logits: Tensor, batch: Batch) -> None:
+            losses.add(logits, batch)
+            count(batch)
+
+        found = evaluate(run.model, windows, precision, observe=observe)
+        if curve is not None:
+            with torch.no_grad():
+                for out, batch, _ in _predictions(run.model, curve.batches(ROW_TOKENS), precision):
+                    assert out is not None, "a single process has the whole model"
+                    curve.add(out.logits, batch)
+                    count(batch)
+    clusters = losses.clusters()
+    return replace(
+        found,
+        interval=clusters.interval(),
+        bits_per_byte_interval=clusters.interval(per_byte=True),
+        resampled=str(clusters),
+        by_position=None if curve is None else curve.buckets(),
+    ), clusters
+
+
+def _curve(run: OpenRun, store: TokenStore, length: int | None) -> Curve | None:
+    """Return the losses by position to be measured; None if windows of the objective are not read in order.
+
+    Raises:
+        UserError: positions end before `length`, no document is that long, or the objective has no such curve.
+    """
+    spec, context = run.spec.model, run.spec.model.context_length
+    in_order = run.spec.objective.defines_bits_per_byte and spec.encoder.is_none
+    if length is None:
+        return Curve(store, context, context) if in_order else None
+    if not in_order:
+        raise UserError(
+            f'length: {run.folder.path} has the objective "{run.spec.objective.kind}", which does not predict the '
+            "tokens of a text in order; leave it out"
+        )
+    longest = int(np.diff(store.offsets).max()) - 1
+    if not 1 <= length <= longest:
+        raise UserError(
+            f"length: found {length}; expected 1 to {longest}, the tokens of the longest document"
+        )
+    try:
+        refuse_positions(spec, length)
+    except UserError as error:
+        raise UserError(*(line.replace("context:", "length:", 1) for line in error.lines)) from None
+    return Curve(store, context, length)
+
+
+def _precision(run: OpenRun) -> Precision:
+    """Return plain products on the device of a model: its dtype is that of the weights."""
+    return Precision("fp32", next(run.model.parameters()).device)
 
 
 @dataclass(frozen=True)
@@ -337,14 +462,15 @@ class Answers:
 
 
 def evaluate_answers(run: OpenRun, pairs: str, **settings: Unpack[Settings]) -> Answers:
-    """Generate answers to the sources of pairs with `generate_many`, and compare them with the targets.
+    """Generate answers to the sources of pairs with `generate`, and compare them with the targets.
 
     Raises:
         UserError: as `pair_text`, or invalid settings.
     """
     text = pair_text(run, pairs)
     read = [text.pairs.pair(0, i) for i in range(text.pairs.num_pairs)]
-    answers = generate_many(run, [pair.source for pair in read], **settings)
+    generated = generate(run, source=[pair.source for pair in read], **settings)
+    answers = [str(answer) for answer in generated]
     targets = [pair.target for pair in read]
     exact = sum(a == b for a, b in zip(answers, targets, strict=True)) / len(read)
     return Answers(exact, bleu(answers, targets), len(read))

@@ -10,11 +10,10 @@ from archwright.data.eval_windows import HeldOut
 from archwright.format import printable
 from archwright.generation.writing import stream
 from archwright.machine.compiling import uncompiled
-from archwright.model.model import Decoder
 from archwright.runs import RunFolder
 from archwright.runs.ending import early_end
+from archwright.runs.load import OpenRun
 from archwright.spec.run_spec import RunSpec
-from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import Material
 from archwright.training.evaluation import Reading, compressors, evaluate_halves, reading_of
 from archwright.training.loop import Loop
@@ -57,7 +56,8 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     def complete() -> None:
         if samples:
             with session.whole_model(folder.model_file) as model:
-                text = printable(_sample(session, model, material.tokenizer, SAMPLE_TOKENS))
+                opened = OpenRun(folder, session.run, model, material.tokenizer)
+                text = printable(_sample(session, opened, SAMPLE_TOKENS))
             folder.check_kept()
             folder.write_samples(text)
         loop.record("event", name="finished", text=f"{session.standing.step} steps")
@@ -99,8 +99,9 @@ def time_end(session: Session, folder: RunFolder, material: Material) -> tuple[f
 
     def sampling() -> float:
         with session.whole_model(folder.timed_file) as model:
-            _sample(session, model, material.tokenizer, 2)  # the first tokens take longer
-            return _seconds(lambda: _sample(session, model, material.tokenizer, TIMED_SAMPLE))
+            opened = OpenRun(folder, session.run, model, material.tokenizer)
+            _sample(session, opened, 2)  # the first tokens take longer
+            return _seconds(lambda: _sample(session, opened, TIMED_SAMPLE))
 
     if windows.generates_text and can_sample(session):
         others += SAMPLE_TOKENS / TIMED_SAMPLE * first(sampling)
@@ -120,11 +121,10 @@ def can_sample(session: Session) -> bool:
     return session.processes.layout.size == 1 or size < LARGEST_SAMPLED
 
 
-def _sample(session: Session, model: Decoder, tokenizer: Tokenizer, max_tokens: int) -> str:
-    with uncompiled(model), session.precision.autocast():
-        return "".join(
-            stream(model, tokenizer, top_p=0.95, max_tokens=max_tokens, seed=session.run.seed)
-        )
+def _sample(session: Session, run: OpenRun, max_new_tokens: int) -> str:
+    with uncompiled(run.model), session.precision.autocast():
+        seed = session.run.seed
+        return "".join(stream(run, top_p=0.95, max_new_tokens=max_new_tokens, seed=seed))
 
 
 def report(folder: RunFolder) -> None:

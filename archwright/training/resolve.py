@@ -16,6 +16,7 @@ from archwright.format import size
 from archwright.machine.compiling import compile_parts
 from archwright.machine.decide import (
     Decisions,
+    check_stream,
     decide,
     decide_kernel,
     decide_loss,
@@ -40,7 +41,13 @@ from archwright.spec.scale import ScaleSpec
 from archwright.training.data import Material, settled_task
 from archwright.training.progress import Progress
 from archwright.training.session import Session
-from archwright.training.trials import LONG, NOT_TRIED, compile_if_faster, fuse_if_faster
+from archwright.training.trials import (
+    LONG,
+    NOT_TRIED,
+    compile_for_cuda,
+    compile_if_faster,
+    fuse_if_faster,
+)
 
 EVALUATIONS = 10
 """Default number of evaluations of a run."""
@@ -65,6 +72,7 @@ def resolve(
     model = make_model(run, material, decisions.machine, layout, with_values=layout.size == 1)
     if run.init.from_:
         _take_weights(model, weights_file(Path(run.init.from_)), progress)
+    check_stream(decisions.machine, model)
     decide_kernel(decisions, model, run)
     decide_scan(decisions, model)
     decide_loss(decisions, model, run, layout)
@@ -75,6 +83,8 @@ def resolve(
         _decide_fused(decisions, session)
     else:
         session = Session(run, model, batches, OneOf(layout))
+        if decisions.machine.compile == "auto" and decisions.machine.device == "cuda":
+            decisions.decide("compile", *compile_for_cuda(session))
         for key in ("compile", "fused"):  # trials of one process cannot measure several
             if getattr(decisions.machine, key) == "auto":
                 decisions.decide(key, "none", f"not tried where {layout.size} processes train")
@@ -94,11 +104,13 @@ def resolve(
 
 
 def _decide_compile(decisions: Decisions, session: Session) -> None:
-    """Compile layers and head if the run requires it, or a trial of a long run is faster."""
+    """Compile layers and head if the run requires it, on a GPU, or if a trial of a long run is faster."""
     wanted = decisions.machine.compile
     if wanted != "auto":
         whole_loss = decisions.machine.loss == "whole"
         decisions.decide("compile", *compile_parts(session.model, wanted, whole_loss=whole_loss))
+    elif decisions.machine.device == "cuda":
+        decisions.decide("compile", *compile_for_cuda(session))
     elif _at_least_seconds(session, decisions) >= LONG:
         decisions.decide("compile", *compile_if_faster(session))
     else:
@@ -177,6 +189,8 @@ def make_model(
     check_memory(run, num_tokens, machine, layout)
     device = machine.device if with_values else "meta"
     model = build(run.model, seed=run.seed, device=device, vocab_size=num_tokens)
+    for stack in model.stacks:
+        stack.narrow_stream = machine.stream == "autocast"
     return model.checkpoint_activations(machine.activation_checkpointing)
 
 

@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 from archwright import checkpoint
 from archwright.data.batches import BatchSource
 from archwright.data.eval_windows import Windows
+from archwright.data.inputs import Batch
 from archwright.inspection.probes import PASSES, STEPS, Probes, WholeParameters
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
@@ -28,7 +29,8 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.training.data import Material
 from archwright.training.evaluation import Evaluation, Reading, evaluate
-from archwright.training.step import StepResult, to_device, train_step
+from archwright.training.prefetch import Prefetch
+from archwright.training.step import StepResult, local_parts, to_device, train_step
 
 PROBED_TOKENS = 4096
 """Tokens of the forward pass for probes."""
@@ -58,6 +60,7 @@ class Session:
         self.run, self.model, self.batches, self.processes = run, model, batches, processes
         self.device = torch.device(run.machine.device)
         self.standing = TrainerState()
+        self._read_ahead = Prefetch(self._read) if self.device.type == "cuda" else self._read
         self._windows: dict[Reading, Windows] = {}
         self._saving: Future[object] | None = None
         self.begin()
@@ -149,7 +152,7 @@ class Session:
             self.model, self.optimizers.values(), loss_scale=scale, parameters=self.processes.held()
         )
         rows = max(1, PROBED_TOKENS // self.run.model.context_length)
-        batch = to_device(self.batches.at(step), self.device)
+        batch = to_device(self._read_ahead(step)[0], self.device)
         first = batch.split(-(-self.run.batch_size // rows))[0]
         self.model.eval()
         with (
@@ -199,6 +202,7 @@ class Session:
             yield
         finally:
             self.model.load_state_dict(weights)
+            self.model.zero_grad(set_to_none=True)  # of a step that failed
             self.begin()
 
     def save(self, folder: Path, values: checkpoint.weights.Values | None = None) -> None:
@@ -292,10 +296,12 @@ class Session:
         max_grad_norm = self.run.max_grad_norm
         if not self.model.training:  # after an evaluation; `train` visits all modules
             self.model.train()
+        batch, parts = self._read_ahead(step)
         return train_step(
             self.model,
-            self.batches.at(step).map(torch.from_numpy),
+            batch,
             self.optimizers,
+            parts=parts,
             lr_scale=lr_scale,
             precision=self.precision,
             max_grad_norm=None if max_grad_norm == "none" else max_grad_norm,
@@ -306,6 +312,14 @@ class Session:
             second_weight=self.run.objective.second_weight,
             processes=self.processes,
         )
+
+    def _read(self, step: int) -> tuple[Batch, list[Batch]]:
+        """Return the batch of a step, and the microbatches of this rank, which a GPU copies without waiting."""
+        batch = self.batches.at(step).map(torch.from_numpy)
+        parts = local_parts(batch, self.run.grad_accum_steps, self.processes)
+        if self.device.type == "cuda":
+            parts = [part.map(torch.Tensor.pin_memory) for part in parts]
+        return batch, parts
 
 
 def in_thread(work: Callable[[], object]) -> Future[object]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from archwright.losses import (
 from archwright.machine.liger import FusedHead, fused_cross_entropy
 from archwright.machine.precision import Precision
 from archwright.model.model import Decoder, Output
-from archwright.optim import clip_gradients, set_learning_rates
+from archwright.optim import AdamW, clip_gradients, set_learning_rates
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import Head
 from archwright.scale.processes import ALONE, Passes, Processes
@@ -57,6 +57,7 @@ def train_step(
     chunked: bool = False,
     second_weight: float = 1.0,
     processes: Processes = ALONE,
+    parts: Sequence[Batch] | None = None,
 ) -> StepResult:
     """Train on a batch in `grad_accum_steps` microbatches.
 
@@ -70,34 +71,61 @@ def train_step(
         lr_scale: share of the peak learning rates.
         chunked: compute the logits in chunks.
         processes: ranks that share each microbatch; results are sums over them.
+        parts: `local_parts` of the batch, if they were made before.
     """
     passes = _Passes(
         model,
         batch,
         precision,
         processes,
-        num_parts=grad_accum_steps,
+        parts=local_parts(batch, grad_accum_steps, processes) if parts is None else parts,
         loss_of=_chunked_loss if chunked else _whole_loss,
         second_weight=second_weight,
         settings={"z_loss": z_loss, "label_smoothing": label_smoothing},
     )
     processes.backward(model, passes.parts, passes)
-    loss, z_loss, second_loss, auxiliary = passes.means()
     processes.bring_gradients()
     precision.unscale(optimizers.values())
     # Faster than a walk through the model.
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     parameters = [parameter for group in groups for parameter in group["params"]]
-    grad_norm = clip_gradients(parameters, max_grad_norm, processes.norm).item()
+    norm = clip_gradients(parameters, max_grad_norm, processes.norm)
+    # A read waits for a GPU, which meanwhile computes the update if the update can skip itself.
+    updates_first = _can_skip(optimizers, precision, processes)
+    if updates_first:
+        _update(optimizers, precision, lr_scale, skip=passes.not_finite(norm))
+    loss, z_loss, second_loss, auxiliary, grad_norm = passes.read(norm)
     # A loss scale handles overflows itself.
     finite = math.isfinite(loss) and (math.isfinite(grad_norm) or precision.scales)
-    if finite:
-        set_learning_rates(optimizers, lr_scale)
-        for optimizer in optimizers.values():
-            precision.step(optimizer)
-        precision.update()
+    if finite and not updates_first:
+        _update(optimizers, precision, lr_scale)
     _finish_step(model, optimizers, processes, updated=finite)
     return StepResult(loss, z_loss, grad_norm, finite, auxiliary, second_loss)
+
+
+def _can_skip(
+    optimizers: Mapping[str, torch.optim.Optimizer], precision: Precision, processes: Processes
+) -> bool:
+    """True if updates can skip themselves on the device, and no other rank has a say."""
+    fused = all(isinstance(o, AdamW) and o.defaults["fused"] for o in optimizers.values())
+    alone = processes.layout.size == 1
+    return fused and alone and not (precision.scales or precision.device.type == "cpu")
+
+
+def _update(
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    precision: Precision,
+    lr_scale: float,
+    *,
+    skip: Float[Tensor, ""] | None = None,
+) -> None:
+    """Update all parameters; if `skip` is 1, fused optimizers change nothing."""
+    set_learning_rates(optimizers, lr_scale)
+    for optimizer in optimizers.values():
+        if skip is not None:
+            optimizer.found_inf = skip  # type: ignore[attr-defined]
+        precision.step(optimizer)
+    precision.update()
 
 
 def _finish_step(
@@ -127,15 +155,13 @@ class _Passes(Passes):
         precision: Precision,
         processes: Processes,
         *,
-        num_parts: int,
+        parts: Sequence[Batch],
         loss_of: Callable[..., tuple[Loss, Output]],
         second_weight: float,
         settings: Mapping[str, float],
     ) -> None:
         self.model, self.batch, self.precision, self.processes = model, batch, precision, processes
         self.loss_of, self.second_weight, self.settings = loss_of, second_weight, settings
-        # A rank copies only its own sequences to its device.
-        parts = (processes.rows(part) for part in batch.split(num_parts))
         self.parts = [to_device(part, precision.device) for part in parts]
         self.num_valid = valid_targets(batch)
         self.num_cases = second_cases(batch)
@@ -170,13 +196,27 @@ class _Passes(Passes):
             total = total + loss * share
         return total
 
-    def means(self) -> tuple[float, float, float | None, dict[str, float]]:
-        """Return the losses, summed over microbatches and ranks; a GPU waits for the backward pass."""
+    def not_finite(self, norm: Tensor) -> Float[Tensor, ""]:
+        """Return 1 on the device if the loss or the gradient norm is not finite, else 0."""
+        numbers = torch.stack([norm, *(x for x, _ in self._found["loss"])])
+        return (~numbers.isfinite()).any().float()
+
+    def read(self, norm: Tensor) -> tuple[float, float, float | None, dict[str, float], float]:
+        """Return the losses, summed over microbatches and ranks, and the norm, by one copy from the device."""
         names = ("loss", "z_loss", "second_loss", *self._auxiliary_names)
-        found = [sum(x.item() / by for x, by in self._found.get(name, ())) for name in names]
-        loss, z_loss, second, *auxiliary = self.processes.sums(found)
+        terms = [(name, x, by) for name in names for x, by in self._found.get(name, ())]
+        *numbers, grad_norm = torch.stack([*(x for _, x, _ in terms), norm]).tolist()
+        sums = dict.fromkeys(names, 0.0)
+        for (name, _, by), number in zip(terms, numbers, strict=True):
+            sums[name] += number / by
+        loss, z_loss, second, *auxiliary = self.processes.sums([*sums.values()])
         by_name = {n: x for n, x in zip(self._auxiliary_names, auxiliary, strict=True) if x}
-        return loss, z_loss, second if self.num_cases else None, by_name
+        return loss, z_loss, second if self.num_cases else None, by_name, grad_norm
+
+
+def local_parts(batch: Batch, num_parts: int, processes: Processes) -> list[Batch]:
+    """Return a rank's sequences of each microbatch; it copies no others to its device."""
+    return [processes.rows(part) for part in batch.split(num_parts)]
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

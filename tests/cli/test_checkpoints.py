@@ -44,7 +44,7 @@ def test_an_imported_run_is_used_like_any_other(
     capsys.readouterr()
     assert main(["eval", "runs/llama", "--text", "notes.txt", "--json"]) == 0
     before = json.loads(capsys.readouterr().out)
-    assert main(["generate", "runs/llama", "--prompt", "a", "--max-tokens", "3"]) == 0
+    assert main(["generate", "runs/llama", "--prompt", "a", "--max-new-tokens", "3"]) == 0
     assert main(["show", "runs/llama"]) == 0
     assert main(["train", "--resume", "runs/llama"]) == 0  # there is nothing left to do
     words = ["train", "runs/llama", "data.text=notes.txt", "budget=30steps", "--quiet", *MACHINE]

@@ -35,7 +35,7 @@ COMMANDS = {
     "--no-tune-lr --size given --evaluation-tokens 1024 --quiet",
     "prepare": f"modern data.text=text.txt {SMALL} --processes 2",
     "cache": "",
-    "generate": "runs/modern --max-tokens 2",
+    "generate": "runs/modern --max-new-tokens 2",
     "eval": "runs/modern --text short.txt",
     "export": "runs/modern exported",
     "import": "exported --out runs/imported",

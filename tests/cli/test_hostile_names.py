@@ -43,7 +43,7 @@ COMMANDS = {
     "generate": (
         "{bad}",
         "runs/{bad}",
-        "runs/modern --max-tokens 300 --temperature 30 --prompt {bad}",
+        "runs/modern --max-new-tokens 300 --temperature 30 --prompt {bad}",
     ),
     "eval": ("runs/modern --text {bad}", "{bad} --text text.txt"),
     "export": ("{bad} out", "runs/modern out --family {bad}"),

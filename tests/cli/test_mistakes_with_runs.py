@@ -112,9 +112,9 @@ def test_a_folder_in_use(unfinished: Path, place: Path) -> None:
     [
         (["--temperature", "-1"], ["--temperature: found -1.0; expected 0 (the likeliest token), or 1e-6 to 1e6"]),
         (
-            ["--temperature", "nan", "--top-k", "-2", "--max-tokens", "-3"],
+            ["--temperature", "nan", "--top-k", "-2", "--max-new-tokens", "-3"],
             [
-                "--max-tokens: found -3; expected 0 or more",
+                "--max-new-tokens: found -3; expected 0 or more",
                 "--temperature: found nan; expected 0 (the likeliest token), or 1e-6 to 1e6",
                 "--top-k: found -2; expected 0 (all) or more",
             ],
@@ -185,7 +185,7 @@ def test_a_prompt_on_standard_input(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
-    words = ("generate", str(run), "--prompt", "-", "--max-tokens", "1")
+    words = ("generate", str(run), "--prompt", "-", "--max-new-tokens", "1")
     if begins:
         assert main(words) == 0
         assert capsys.readouterr().out.startswith(begins)
@@ -313,4 +313,5 @@ def test_a_run_on_a_read_only_disk(
             (line,) = error_lines(capsys, *words.split())
             assert line.startswith("disk/run/")
             assert "cannot be written: Read-only file system." in line
-        assert error_lines(capsys, "generate", "disk/run", "--max-tokens", "3", code=0) == []
+        words = ("generate", "disk/run", "--max-new-tokens", "3", "--quiet")
+        assert error_lines(capsys, *words, code=0) == []

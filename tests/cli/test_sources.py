@@ -114,7 +114,7 @@ def test_each_line_of_a_file_is_answered_as_it_is_alone(
 ) -> None:
     lines = ["a f", "b g e", "", "c"]
     (runs / "sources.txt").write_bytes("\r\n".join(lines).encode() + b"\r\n")
-    given = ("--max-tokens", "6", "--num-beams", "3")
+    given = ("--max-new-tokens", "6", "--num-beams", "3")
     found = out(capsys, "generate", "pairs", "--source-file", "sources.txt", *given)
     alone = [out(capsys, "generate", "pairs", "--source", line, *given) for line in lines]
     assert found.split("\n")[:-1] == [" ".join(text[:-1].splitlines()) for text in alone]

@@ -546,9 +546,12 @@ def test_a_run_from_the_command_line(place: Path, capsys: pytest.CaptureFixture[
     assert f"{found['bits_per_byte']:.4f}" in shown
     assert f"{found['nats_per_token']:.4f}" in shown
 
-    written = out(capsys, "generate", "runs/small", "--prompt", "the", "--max-tokens", "20")
+    written = out(capsys, "generate", "runs/small", "--prompt", "the", "--max-new-tokens", "20")
     assert written.startswith("the")
-    assert out(capsys, "generate", "runs/small", "--prompt", "the", "--max-tokens", "20") == written
+    assert (
+        out(capsys, "generate", "runs/small", "--prompt", "the", "--max-new-tokens", "20")
+        == written
+    )
     assert out(capsys, "report", "runs/small") == "runs/small/report.html\n"
     assert out(capsys, "list", "runs").splitlines()[1].split()[:2] == ["runs/small", "finished"]
 

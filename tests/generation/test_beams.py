@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from archwright.generation.beams import Limits, Search, beam_search, beam_search_many
-from archwright.generation.sampling import Reader, sample
+from archwright.generation.reader import Reader
+from archwright.generation.sampling import sample
 from archwright.model import build
 from archwright.model.model import Decoder
 from archwright.spec.errors import UserError
@@ -64,7 +65,7 @@ def test_with_beams_enough_the_best_text_of_all_is_found(
         model,
         PROMPT,
         source=source(model),
-        max_tokens=3,
+        max_new_tokens=3,
         num_beams=125,
         length_penalty=length_penalty,
         stop=0,
@@ -87,7 +88,7 @@ def test_sources_side_by_side_are_answered_as_each_is_alone(settings: dict[str, 
             if parameter.ndim == 2:
                 parameter.mul_(3)
     sources = [torch.tensor(row) for row in ([2, 4, 1, 0, 3, 3], [5], [8, 7, 6], [1, 5])]
-    given = {"max_tokens": 9, "stop": 6, **settings}
+    given = {"max_new_tokens": 9, "stop": 6, **settings}
     alone = [beam_search(model, PROMPT, source=source, **given) for source in sources]
     assert beam_search_many(model, PROMPT, sources, **given) == alone
     assert len({len(answer) for answer in alone}) > 1
@@ -111,7 +112,7 @@ def test_when_a_search_is_over(
 
 
 def test_one_beam_takes_the_likeliest_token(model: Decoder) -> None:
-    given = {"source": source(model), "max_tokens": 30}  # beyond the context, too
+    given = {"source": source(model), "max_new_tokens": 30}  # beyond the context, too
     expected = [*sample(model, PROMPT, temperature=0.0, **given)]
     assert beam_search(model, PROMPT, num_beams=1, **given) == expected
 
@@ -131,7 +132,7 @@ def test_rows_that_change_places_go_on_as_their_texts_do(model: Decoder) -> None
 
 
 def test_a_vocabulary_rounded_up_has_rows_without_a_token(model: Decoder) -> None:
-    given = {"source": source(model), "max_tokens": 8, "num_beams": 3}
+    given = {"source": source(model), "max_new_tokens": 8, "num_beams": 3}
     assert max(beam_search(model, PROMPT, num_tokens=2, **given)) < 2
 
 
@@ -140,11 +141,11 @@ def test_a_vocabulary_rounded_up_has_rows_without_a_token(model: Decoder) -> Non
     [
         ({"num_beams": 0}, "num_beams: found 0; expected 1 to 1,024"),
         ({"length_penalty": float("nan")}, "length_penalty: found nan; expected -10 to 10"),
-        ({"max_tokens": -1}, "max_tokens: found -1; expected 0 or more"),
+        ({"max_new_tokens": -1}, "max_new_tokens: found -1; expected 0 or more"),
     ],
 )
 def test_settings_out_of_their_limits(settings: dict[str, float], said: str) -> None:
     model = build(ModelSpec(dim=16, num_layers=1, vocab_size=5).override(*SHAPE))
     with pytest.raises(UserError) as caught:
-        beam_search(model, PROMPT, **({"num_beams": 2, "max_tokens": 3} | settings))
+        beam_search(model, PROMPT, **({"num_beams": 2, "max_new_tokens": 3} | settings))
     assert caught.value.lines == (said,)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from archwright.generation.defaults import Sampling, Searching, sampling, searching
+from archwright.generation.defaults import Searching, sampling, searching
+from archwright.generation.sampling import Sampling
 from archwright.text.bpe import raw_bytes
 from archwright.text.tokenizer import Tokenizer
 
@@ -26,7 +27,10 @@ def tokenizer(**config: Any) -> Tokenizer:
         ({"do_sample": False, "temperature": 0.3}, Sampling(0.0, 0, 1.0)),
         ({"do_sample": True}, Sampling(1.0, 0, 1.0)),
         ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, Sampling(0.6, 0, 0.9)),
-        ({"do_sample": True, "top_k": 20, "repetition_penalty": 1.1}, Sampling(1.0, 20, 1.0)),
+        (
+            {"do_sample": True, "top_k": 20, "repetition_penalty": 1.1},
+            Sampling(1.0, 20, repetition_penalty=1.1),
+        ),
         ({"do_sample": True, "temperature": -1, "top_k": 2.5, "top_p": 7}, Sampling(1.0, 0, 1.0)),
         ({"do_sample": True, "temperature": 1e-300}, Sampling(1.0, 0, 1.0)),
         ({"do_sample": True, "temperature": "hot", "top_k": True}, Sampling(1.0, 0, 1.0)),

@@ -76,7 +76,7 @@ def test_top_p_counts_among_the_top_k() -> None:
 
 
 def tokens(model: Decoder, prompt: Tensor = PROMPT, **settings: Any) -> list[int]:
-    return list(sample(model, prompt, **{"max_tokens": 20} | settings))
+    return list(sample(model, prompt, **{"max_new_tokens": 20} | settings))
 
 
 @pytest.mark.slow
@@ -126,12 +126,12 @@ def test_it_stops_before_the_stop_token(model: Decoder) -> None:
 def test_rows_without_a_token_never_come(model: Decoder) -> None:
     with torch.no_grad():
         model.head.weight[50:] *= 100
-    assert max(tokens(model, max_tokens=60)) >= 50
-    assert max(tokens(model, max_tokens=60, num_tokens=50)) < 50
+    assert max(tokens(model, max_new_tokens=60)) >= 50
+    assert max(tokens(model, max_new_tokens=60, num_tokens=50)) < 50
 
 
 def test_no_tokens_are_none(model: Decoder) -> None:
-    assert tokens(model, max_tokens=0) == []
+    assert tokens(model, max_new_tokens=0) == []
 
 
 def test_gradients_are_not_kept(model: Decoder) -> None:
@@ -148,7 +148,7 @@ def test_gradients_are_not_kept(model: Decoder) -> None:
         ({"top_k": -1}, r"top_k: found -1; expected 0 \(all\) or more"),
         ({"top_p": 0.0}, r"top_p: found 0\.0; expected more than 0, at most 1"),
         ({"top_p": 1.5}, r"top_p: found 1\.5"),
-        ({"max_tokens": -1}, "max_tokens: found -1"),
+        ({"max_new_tokens": -1}, "max_new_tokens: found -1"),
         ({"seed": -1}, "seed: found -1"),
         ({"prompt": torch.zeros(0, dtype=torch.long)}, "prompt: found no token"),
     ],
@@ -156,10 +156,10 @@ def test_gradients_are_not_kept(model: Decoder) -> None:
 def test_settings_out_of_their_limits(model: Decoder, settings: dict[str, Any], line: str) -> None:
     """Said at once, not when the first token is asked for."""
     with pytest.raises(UserError, match=line):
-        sample(model, settings.pop("prompt", PROMPT), **{"max_tokens": 3} | settings)
+        sample(model, settings.pop("prompt", PROMPT), **{"max_new_tokens": 3} | settings)
 
 
 def test_all_mistakes_are_said(model: Decoder) -> None:
     with pytest.raises(UserError) as caught:
-        sample(model, PROMPT, max_tokens=-1, temperature=-1.0, top_k=-1, top_p=2.0, seed=-1)
+        sample(model, PROMPT, max_new_tokens=-1, temperature=-1.0, top_k=-1, top_p=2.0, seed=-1)
     assert len(caught.value.lines) == 5

@@ -27,6 +27,11 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
+def run(model: Decoder, tokenizer: Tokenizer) -> OpenRun:
+    return OpenRun(RunFolder("none"), RunSpec(model=model.spec), model, tokenizer)
+
+
+@pytest.fixture
 def model(tokenizer: Tokenizer) -> Decoder:
     spec = ModelSpec(dim=16, num_layers=1, context_length=8).override("attention.num_heads=2")
     return build(spec, vocab_size=tokenizer.vocab_size)
@@ -45,29 +50,31 @@ def dictate(monkeypatch: pytest.MonkeyPatch, text: bytes) -> list[list[int]]:
 
 
 def test_characters_come_whole(
-    model: Decoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    run: OpenRun, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dictate(monkeypatch, "né€😀!".encode())
-    assert [part for part in stream(model, tokenizer) if part] == ["n", "é", "€", "😀", "!"]
+    assert [part for part in stream(run) if part] == ["n", "é", "€", "😀", "!"]
 
 
 def test_broken_characters_come_at_the_end_or_when_they_are_passed(
-    model: Decoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    run: OpenRun, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dictate(monkeypatch, b"a\xffb\xe2\x82")
-    assert "".join(stream(model, tokenizer)) == "a\ufffdb\ufffd"
+    assert "".join(stream(run)) == "a\ufffdb\ufffd"
 
 
 def test_the_model_reads_end_of_text_first(
-    model: Decoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    run: OpenRun, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = dictate(monkeypatch, b"")
-    list(stream(model, tokenizer))
-    list(stream(model, tokenizer, "hé"))
+    list(stream(run))
+    list(stream(run, "hé"))
     assert shown == [[tokenizer.end_of_text], [tokenizer.end_of_text, *"hé".encode()]]
 
 
-def test_end_of_text_ends_and_is_not_shown(model: Decoder, tokenizer: Tokenizer) -> None:
+def test_end_of_text_ends_and_is_not_shown(
+    run: OpenRun, model: Decoder, tokenizer: Tokenizer
+) -> None:
     with torch.no_grad():
         model.head.weight.zero_()
         model.head.weight[tokenizer.end_of_text] = 1e3 * torch.sign(
@@ -75,33 +82,35 @@ def test_end_of_text_ends_and_is_not_shown(model: Decoder, tokenizer: Tokenizer)
         )
         model.norm.weight.fill_(0.0)
     # With all logits equal, the first token, 0, is the likeliest, and never the end.
-    assert "".join(stream(model, tokenizer, temperature=0.0, max_tokens=3)) == "\0\0\0"
+    assert "".join(stream(run, temperature=0.0, max_new_tokens=3)) == "\0\0\0"
 
 
-def test_generate_begins_with_its_prompt(model: Decoder, tokenizer: Tokenizer) -> None:
-    run = OpenRun(RunFolder("none"), RunSpec(model=model.spec), model, tokenizer)
-    text = generate(run, "ab", max_tokens=6, seed=4)
+def test_generate_begins_with_its_prompt(run: OpenRun) -> None:
+    text = str(generate(run, "ab", max_new_tokens=6, seed=4))
     assert text.startswith("ab")
-    assert text == "ab" + "".join(stream(model, tokenizer, "ab", max_tokens=6, seed=4))
-    assert generate(run, "ab", max_tokens=0) == "ab"
+    assert text == "ab" + "".join(stream(run, "ab", max_new_tokens=6, seed=4))
+    assert str(generate(run, "ab", max_new_tokens=0)) == "ab"
 
 
-def test_mistakes_are_said_at_once(model: Decoder, tokenizer: Tokenizer) -> None:
+def test_mistakes_are_said_at_once(run: OpenRun) -> None:
     with pytest.raises(UserError, match="top_k: found -3"):
-        stream(model, tokenizer, top_k=-3)
+        stream(run, top_k=-3)
     with pytest.raises(
-        UserError, match=r'^max_tokns: not a setting of text generation\. Did you mean "max_tokens"'
+        UserError,
+        match=r'^max_tokens: not a setting of text generation\. Did you mean "max_new_tokens"',
     ):
-        stream(model, tokenizer, max_tokns=3)  # type: ignore[call-arg]
+        stream(run, max_tokens=3)  # type: ignore[call-arg]
 
 
-def test_beams_write_the_likeliest_text_at_once(model: Decoder, tokenizer: Tokenizer) -> None:
+def test_beams_write_the_likeliest_text_at_once(
+    run: OpenRun, model: Decoder, tokenizer: Tokenizer
+) -> None:
     alone, beams = (
-        "".join(stream(model, tokenizer, "ab", max_tokens=5, num_beams=number, **settings))
+        "".join(stream(run, "ab", max_new_tokens=5, num_beams=number, **settings))
         for number, settings in ((1, {"temperature": 0.0}), (3, {"length_penalty": 1.0}))
     )
     prompt = torch.tensor([tokenizer.begin_of_text, *b"ab"])
-    given = {"max_tokens": 5, "stop": tokenizer.stop_ids, "num_tokens": tokenizer.vocab_size}
+    given = {"max_new_tokens": 5, "stop": tokenizer.stop_ids, "num_tokens": tokenizer.vocab_size}
     found = beam_search(model, prompt, num_beams=3, **given)
     assert beams == tokenizer.decode(found)
     assert alone == tokenizer.decode(beam_search(model, prompt, num_beams=1, **given))
@@ -121,8 +130,8 @@ def test_beams_write_the_likeliest_text_at_once(model: Decoder, tokenizer: Token
     ],
 )
 def test_beams_and_draws_are_not_asked_for_at_once(
-    model: Decoder, tokenizer: Tokenizer, settings: dict[str, float], said: str
+    run: OpenRun, settings: dict[str, float], said: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        stream(model, tokenizer, **settings)
+        stream(run, **settings)
     assert caught.value.lines == (said,)

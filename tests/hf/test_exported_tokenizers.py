@@ -55,7 +55,7 @@ def test_an_export_reads_what_training_read(tmp_path: Path) -> None:
     assert given.input_ids.tolist() == [[256, *b"def "]]
     found = there.generate(**given, do_sample=False, max_new_tokens=9)[0]
     run = OpenRun(RunFolder(tmp_path), RunSpec(model=own.spec), own, BYTES)
-    text = generate(run, "def ", max_tokens=9, temperature=0)
+    text = str(generate(run, "def ", max_new_tokens=9, temperature=0))
     assert theirs.decode(found, skip_special_tokens=True) == text
     assert (theirs.bos_token, theirs.pad_token, theirs.model_max_length) == (END, PAD, 32)
     padded = theirs(["a", "bb"], padding=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archwright import hf
 from archwright.generation.beams import Search, beam_search_many
-from archwright.generation.sampling import Reader
+from archwright.generation.reader import Reader
 from archwright.model.model import Decoder
 from tests.hf.library import ENTRIES, batch, build, inputs, logits, randomise, save, transformers
 from tests.hf.test_parity import REFUSED
@@ -180,7 +180,7 @@ def test_beams_find_what_those_of_the_published_implementation_find(
         prompt = torch.cat((torch.tensor([START]), sources[-1][:seed]))
         stops, before = two_stacks.stops(prompt, sources, seed), watch.close
         found = beam_search_many(
-            two_stacks.ours, prompt, sources, max_tokens=MAX_TOKENS, stop=stops, **settings
+            two_stacks.ours, prompt, sources, max_new_tokens=MAX_TOKENS, stop=stops, **settings
         )
         expected = two_stacks.written(prompt, sources, stops, **settings)
         written += found
@@ -260,6 +260,6 @@ def test_beams_go_on_with_a_prompt_as_the_published_implementation_does(
             **settings,
         )[0, len(prompt) :].tolist()
         found = beam_search_many(
-            models.ours, prompt, None, max_tokens=MAX_TOKENS, stop=stops, **settings
+            models.ours, prompt, None, max_new_tokens=MAX_TOKENS, stop=stops, **settings
         )
         assert found == [_until(expected, stops)]

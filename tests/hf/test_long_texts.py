@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from archwright import hf
-from archwright.generation.sampling import Reader, sample
+from archwright.generation.reader import Reader
+from archwright.generation.sampling import sample
 from archwright.model.model import Decoder
 from tests.hf.library import build, randomise, save
 
@@ -51,7 +52,7 @@ def test_text_across_the_switch_of_longrope_is_that_of_the_uncached_pass(
     theirs, ours = pair(tmp_path, "phi3", **PHI, sliding_window=window)
     assert ours.switch_lengths == (ORIGINAL,)
     start = prompt(ORIGINAL - 8)
-    found = list(sample(ours, start, max_tokens=30, temperature=0.0))
+    found = list(sample(ours, start, max_new_tokens=30, temperature=0.0))
     assert found == written_by(theirs, start, 30, cached=False)
     assert found == written_by(theirs, start, 30, cached=True)
     reader, text = Reader(ours), start
@@ -68,7 +69,7 @@ def test_a_text_that_begins_anew_crosses_the_switch_again(tmp_path: Path) -> Non
     """At its longest a text goes on from its last half, which is shorter than the original length."""
     _, ours = pair(tmp_path, "phi3", **PHI | {"max_position_embeddings": 40})
     text = prompt(4).tolist()
-    found = list(sample(ours, torch.tensor(text), max_tokens=100, temperature=0.0))
+    found = list(sample(ours, torch.tensor(text), max_new_tokens=100, temperature=0.0))
     read = list(text)
     for token in found:
         with torch.no_grad():
@@ -96,7 +97,7 @@ def test_text_under_dynamic_ntk_is_that_of_the_library_up_to_the_first_turned_ca
     theirs, ours = pair(tmp_path, "llama", **DYNAMIC)
     start = prompt(ORIGINAL - 8)
     expected = written_by(theirs, start, 9, cached=True)
-    assert list(sample(ours, start, max_tokens=9, temperature=0.0)) == expected
+    assert list(sample(ours, start, max_new_tokens=9, temperature=0.0)) == expected
     text, reader, cache, apart = start, Reader(ours), None, torch.zeros(2)
     with torch.no_grad():
         for token in [*prompt(40).tolist(), 0]:

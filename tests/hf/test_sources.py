@@ -13,7 +13,7 @@ import archwright as aw
 from archwright import hf
 from archwright.data.inputs import Inputs
 from archwright.data.objectives import Examples, Vocabulary
-from archwright.generation.writing import generate, generate_many, source_tokens
+from archwright.generation.writing import generate, source_tokens
 from archwright.runs.load import open_run
 from archwright.spec.objectives import SequenceToSequence, SpanCorruption
 from archwright.spec.run_spec import RunSpec
@@ -67,8 +67,8 @@ def test_a_source_is_read_as_the_library_reads_it(
     )[0, len(start) :].tolist()
     ends = [i for i, token in enumerate(found) if token in run.tokenizer.stop_ids]
     expected = run.tokenizer.decode(found[: ends[0]] if ends else found, keep_special=True)
-    assert generate(run, source=TEXT, max_tokens=6) == expected
-    assert generate_many(run, [TEXT, "a", TEXT], max_tokens=6)[2] == expected
+    assert str(generate(run, source=TEXT, max_new_tokens=6)) == expected
+    assert str(generate(run, source=[TEXT, "a", TEXT], max_new_tokens=6)[2]) == expected
     hf.export_run(tmp_path / "run", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["decoder_start_token_id"] == start[0]
@@ -120,8 +120,8 @@ def test_the_library_reads_a_source_as_a_run_of_ours_does(tmp_path: Path) -> Non
     assert given["input_ids"][0].tolist() == source_tokens(run.tokenizer, "ah")
     found = theirs.generate(**given, max_new_tokens=5, do_sample=False)[0].tolist()
     assert found[0] == run.tokenizer.end_of_text
-    assert tokenizer.decode(found, skip_special_tokens=True) == generate(
-        run, source="ah", max_tokens=5
+    assert tokenizer.decode(found, skip_special_tokens=True) == str(
+        generate(run, source="ah", max_new_tokens=5)
     )
     again = hf.load(tmp_path / "out").tokenizer
     assert isinstance(again, Tokenizer)

@@ -16,8 +16,11 @@ from archwright.data.store import TokenStore
 from archwright.generation.writing import stream
 from archwright.hf.tokenizers import read_tokenizer
 from archwright.model.build import build
+from archwright.runs import RunFolder
+from archwright.runs.load import OpenRun
 from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
+from archwright.spec.run_spec import RunSpec
 from archwright.text.corpus import open_texts
 from archwright.text.selfcheck import PROBE
 from archwright.text.tokenizer import Tokenizer
@@ -140,7 +143,7 @@ def test_writing_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(writing, "sample", sample)
     model = build(load("modern").override("dim=16", "num_layers=1", "vocab_size=448"))
-    list(stream(model, tokenizer, "a"))
+    list(stream(OpenRun(RunFolder("none"), RunSpec(model=model.spec), model, tokenizer), "a"))
     assert seen["prompt"] == [tokenizer.begin_of_text, *tokenizer.encode("a")]
     assert seen["stop"] == {tokenizer.begin_of_text, tokenizer.end_of_text}
 

@@ -91,7 +91,7 @@ class World:
             ],
             "report": ["report", str(self.out)],
             "eval": ["eval", str(self.out), "--text", str(self.place / "study.toml")],
-            "generate": ["generate", str(self.out), "--max-tokens", "1"],
+            "generate": ["generate", str(self.out), "--max-new-tokens", "1"],
             "check": ["check", str(self.out / "spec.toml")],
             "verify": ["verify", str(self.out)],
         }

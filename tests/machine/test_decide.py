@@ -64,3 +64,15 @@ def test_the_loss_is_chosen_by_the_logits_of_one_process(
         decide_loss(decisions, model, run, layout)
         assert decisions.machine.loss == kind
         assert decisions.reasons["loss"] == reason
+
+
+def test_a_gpu_computes_more_logits_at_once(free: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a share of its memory."""
+    monkeypatch.setattr(machine_room, "WHOLE_LOGITS", 1)
+    model = build(free.model, device="meta", vocab_size=257)
+    needed = free.batch_size * free.model.context_length * 320 * 4
+    for memory, kind in ((12.6 * needed, "whole"), (12.4 * needed, "chunked")):
+        monkeypatch.setattr(machine_room, "total_memory", lambda device, m=memory: int(m))
+        decisions = Decisions(free.machine.model_copy(update={"device": "cuda"}))
+        decide_loss(decisions, model, free)
+        assert decisions.machine.loss == kind

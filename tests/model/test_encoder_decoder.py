@@ -246,11 +246,11 @@ def test_greedy_writing_takes_the_likeliest_token_each_time(cached: bool) -> Non
         read.append(wanted[-1])
     if not cached:
         model.__class__ = type("Uncached", (EncoderDecoder,), {"can_cache": False})
-    found = sample(model, torch.tensor([3]), source=source[0], max_tokens=12, temperature=0.0)
+    found = sample(model, torch.tensor([3]), source=source[0], max_new_tokens=12, temperature=0.0)
     assert [*found] == wanted
     with pytest.raises(
         UserError, match="source: found none; expected a text for the model's encoder"
     ):
-        sample(model, torch.tensor([3]), max_tokens=2)
+        sample(model, torch.tensor([3]), max_new_tokens=2)
     with pytest.raises(UserError, match="source: found one; the model has no encoder"):
-        sample(build(load("modern").tiny()), torch.tensor([3]), source=source[0], max_tokens=2)
+        sample(build(load("modern").tiny()), torch.tensor([3]), source=source[0], max_new_tokens=2)

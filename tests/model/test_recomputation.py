@@ -82,7 +82,7 @@ def test_products_with_weights_and_attention_are_computed_once(name: str) -> Non
         with trained(model) as total, Calls() as calls:
             total.backward()
         number[checkpointing] = calls.number
-    for of_products in ("mm", "addmm", "bmm", ATTENTION):
+    for of_products in ("mm", "addmm", "bmm", "topk", ATTENTION):
         assert number["selective"][of_products] == number["none"][of_products]
     assert number["full"]["mm"] > number["none"]["mm"]
     assert number["full"][ATTENTION] > number["none"][ATTENTION] == 0
@@ -98,6 +98,12 @@ def test_attention_that_draws_is_computed_again(dropout: float) -> None:
     kept = CheckpointPolicy.PREFER_RECOMPUTE if dropout else CheckpointPolicy.MUST_SAVE
     assert recomputation._policy(None, flash, *given, dropout) == kept
     assert recomputation._policy(None, flash, *given, dropout_p=dropout) == kept
+
+
+def test_flex_attention_is_computed_once() -> None:
+    """It is no operation of the usual kind, and has no gradients on a CPU."""
+    flex = torch.ops.higher_order.flex_attention
+    assert recomputation._policy(None, flex) == CheckpointPolicy.MUST_SAVE
 
 
 def test_layers_that_are_compiled_are_left_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

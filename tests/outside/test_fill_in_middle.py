@@ -54,7 +54,7 @@ def test_it_trains_from_the_command_line_and_is_listed(
     plain = ("--kernel", "eager", "--precision", "fp32")
     assert main(["profile", "modern", *ASKED, *few, *plain, *parts]) == 0
     assert "4 sequences of 32 tokens" in capsys.readouterr().out
-    assert main(["generate", "runs/modern", "--max-tokens", "3", *parts]) == 0
+    assert main(["generate", "runs/modern", "--max-new-tokens", "3", *parts]) == 0
 
 
 @pytest.mark.slow

@@ -103,7 +103,9 @@ def test_it_is_planned_and_trained(
     assert losses[-1] < losses[0] - 0.1
     drawn = {chart.name for chart in step_charts(read_history(RunFolder("runs/modern")))}
     assert ("multi-token-loss" in drawn) == (name == "multi_token")
-    assert main(["generate", "runs/modern", *parts, "--max-tokens", "5", "--prompt", "the"]) == 0
+    assert (
+        main(["generate", "runs/modern", *parts, "--max-new-tokens", "5", "--prompt", "the"]) == 0
+    )
 
 
 class TestHyperConnections:

@@ -104,7 +104,9 @@ def test_it_trains_resumes_and_writes(
     shape = [w for w in tiny_words("text.txt", *few) if not w.startswith("model.attention.num_")]
     assert main([*shape, *words, *parts, "--quiet"]) == 0
     whole = RunFolder("runs/modern").metrics()
-    assert main(["generate", "runs/modern", *parts, "--max-tokens", "5", "--prompt", "the"]) == 0
+    assert (
+        main(["generate", "runs/modern", *parts, "--max-new-tokens", "5", "--prompt", "the"]) == 0
+    )
     axis, _, kind = WORDS[name][0].partition(".kind=")
     capsys.readouterr()
     assert main(["list", "choices", kind, *parts]) == 0

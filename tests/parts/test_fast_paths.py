@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archwright.model import Decoder, build
+from archwright.parts import linear
 from archwright.parts.linear import to_autocast_dtype
 from archwright.parts.norms import RMSNorm
 from archwright.parts.positions import Rotary, Rotation
@@ -117,3 +118,19 @@ def test_values_are_narrowed_where_autocast_would() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert to_autocast_dtype(x).dtype == torch.bfloat16
         assert to_autocast_dtype(x.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("rows", [1, 4, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_products_in_wider_numbers(rows: int, dtype: torch.dtype) -> None:
+    """Pieces of a weight are put together, and the result is rounded once."""
+    m = linear.Linear(96, 40, bias=True).to(dtype)
+    x = torch.randn(2, rows, 96, dtype=dtype)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(linear, "SLICE", 700)
+        patch.setattr(linear, "multiplies", lambda dtype: False)
+        found = m(x)
+    assert m.bias is not None
+    exact = x.double() @ m.weight.double().T + m.bias.double()
+    assert found.dtype == dtype
+    assert torch.allclose(found.double(), exact, rtol=2.0**-8, atol=2.0**-8)

@@ -26,7 +26,7 @@ def test_it_opens_and_writes(folder: Path) -> None:
     assert run.folder.finished
     assert run.spec.model.dim == run.model.spec.dim == 16
     assert [r["step"] for r in run.folder.metrics() if r["kind"] == "train"] == [1, 2, 3]
-    assert archwright.generate(run, "def", max_tokens=4).startswith("def")
+    assert str(archwright.generate(run, "def", max_new_tokens=4)).startswith("def")
     assert archwright.write_report(RunFolder.open(folder)).stat().st_size > 10_000
 
 

@@ -85,7 +85,7 @@ def test_it_is_judged_and_it_translates_on_the_command_line(
     capsys.readouterr()
     assert main(["eval", folder]) == 0
     assert "nats per predicted token" in capsys.readouterr().out
-    assert main(["generate", folder, "--source", "the of", "--max-tokens", "3"]) == 0
+    assert main(["generate", folder, "--source", "the of", "--max-new-tokens", "3"]) == 0
 
 
 def test_a_model_learns_to_translate(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Settling: every "auto" becomes a value once; a run that was settled decides nothing again."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 import archwright
 from archwright import checkpoint
 from archwright.machine import decide as machine_room
-from archwright.machine.decide import decide
+from archwright.machine.decide import Decisions, decide
 from archwright.machine.peaks import Peak
 from archwright.model.build import build
 from archwright.model.model import Decoder
@@ -112,6 +113,31 @@ def test_compiling_is_tried_in_long_runs(
     session, decisions = resolve(run.override(*changes), material, Silent())
     assert session.run.machine.compile == "none"
     assert (decisions.reasons["compile"] == "it was tried") == tried
+
+
+def test_layers_are_compiled_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the length of the run."""
+    monkeypatch.setattr(resolve_room, "compile_for_cuda", lambda session: ("block", "on a GPU"))
+    decisions = Decisions(MachineSpec(device="cuda"))
+    resolve_room._decide_compile(decisions, SimpleNamespace())  # type: ignore[arg-type]
+    assert decisions.machine.compile == "block"
+
+
+def test_a_narrow_stream_needs_bf16_and_layers_that_keep_it(
+    run: RunSpec, material: Material
+) -> None:
+    narrow = run.override("machine.stream=autocast", "machine.device=cpu", "budget=2steps")
+    with pytest.raises(UserError, match=r'machine\.stream: found "autocast" with precision fp32'):
+        resolve(narrow.override("machine.precision=fp32"), material, Silent())
+    narrow = narrow.override("machine.precision=bf16")
+    session, _ = resolve(narrow, material, Silent())
+    dtypes = []
+    for layer in session.model.all_layers:
+        layer.register_forward_pre_hook(lambda _, args: dtypes.append(args[0].dtype))
+    assert session.step().finite
+    assert {*dtypes} == {torch.bfloat16}
+    with pytest.raises(UserError, match="as reversible layers need exact sums"):
+        resolve(narrow.override("model.residual.kind=reversible"), material, Silent())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
 import copy
+import gc
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,10 @@ from archwright.data.inputs import Batch
 from archwright.scale.layout import Layout
 from archwright.scale.processes import OneOf
 from archwright.spec.budget import Budget
+from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.training.data import Material
+from archwright.training.prefetch import Prefetch
 from archwright.training.progress import Silent
 from archwright.training.resolve import resolve
 from archwright.training.session import Session, is_spike
@@ -165,3 +169,47 @@ def test_a_process_copies_its_own_tokens_to_its_device(
     session.processes = OneOf(Layout(shard=2, context=4))
     session.make_step(0, 1.0)
     assert copied == [(1, 8), (1, 8)], "of 4 rows of 32 tokens, in two parts"
+
+
+def test_batches_that_are_read_ahead_are_the_same(session: Session) -> None:
+    """In any order of calls. Each is read once, by one thread, which ends with its reader."""
+    read: list[tuple[int, str]] = []
+
+    def reading(step: int) -> tuple[Batch, list[Batch]]:
+        read.append((step, threading.current_thread().name))
+        return session._read(step)
+
+    ahead = Prefetch(reading)
+    for step in (0, 0, 1, 2, 7, 8):
+        batch, parts = ahead(step)
+        wanted = session.batches.at(step)
+        assert np.array_equal(batch.inputs.tokens.numpy(), wanted.inputs.tokens)
+        assert np.array_equal(torch.cat([p.targets for p in parts]).numpy(), wanted.targets)
+    ahead._thread.shutdown()
+    assert [step for step, _ in read] == [0, 1, 2, 3, 7, 8, 9]
+    assert len({name for _, name in read}) == 1
+    del ahead
+    gc.collect()
+    assert not [t for t in threading.enumerate() if t.name.startswith("batches")]
+
+
+def test_an_error_of_a_batch_is_one_of_its_step() -> None:
+    def reading(step: int) -> int:
+        if step == 2:
+            raise UserError("text: gone")
+        return step
+
+    ahead = Prefetch(reading)
+    assert [ahead(0), ahead(1)] == [0, 1]
+    with pytest.raises(UserError, match="gone"):
+        ahead(2)
+
+
+def test_steps_with_batches_read_ahead_are_the_same(session: Session) -> None:
+    before = copy.deepcopy(session.model.state_dict())
+    losses = [session.step().loss for _ in range(3)]
+    session.model.load_state_dict(before)
+    session.standing.step = 0
+    session.begin()
+    session._read_ahead = Prefetch(session._read)
+    assert [session.step().loss for _ in range(3)] == losses

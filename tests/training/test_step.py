@@ -17,6 +17,7 @@ from archwright.scale.processes import Processes
 from archwright.spec.machine import ActivationCheckpointing
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.optimizers import AdamW
+from archwright.training import step as step_room
 from archwright.training.step import StepResult, train_step
 
 SPEC = ModelSpec(dim=16, num_layers=2, vocab_size=64, context_length=12).override(
@@ -199,6 +200,28 @@ def test_a_gradient_that_is_no_number_updates_nothing(model: nn.Module) -> None:
     assert math.isfinite(result.loss)
     assert not result.finite
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_updates_that_skip_themselves_are_those_that_are_not_made(
+    finite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's fused optimizer is called before the host knows whether it may update."""
+    found = []
+    for first in (False, True):
+        monkeypatch.setattr(step_room, "_can_skip", lambda *_, first=first: first)
+        model, rows = build(SPEC, seed=3), batch()
+        optimizers = build_optimizers(model, AdamW(lr=0.1))
+        if not finite:
+            model.embedding.weight.register_hook(lambda grad: grad * math.nan)
+        results = [
+            train_step(model, rows, optimizers, lr_scale=0.5, precision=FP32) for _ in range(2)
+        ]
+        assert {result.finite for result in results} == {finite}
+        found.append(copy.deepcopy(model.state_dict()))
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name
+    assert finite != torch.equal(found[0]["embedding.weight"], build(SPEC, seed=3).embedding.weight)
 
 
 def test_no_target_at_all_is_no_loss(model: nn.Module) -> None:

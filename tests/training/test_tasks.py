@@ -111,7 +111,7 @@ class TestWhole:
         assert found.accuracy
         share = f"{100 * found.accuracy:.1f} %"
         assert f"accuracy         {share}   of 16,384 answers" in capsys.readouterr().out
-        assert main(["generate", path, "--prompt", "k1 v3 k1", "--max-tokens", "1"]) == 0
+        assert main(["generate", path, "--prompt", "k1 v3 k1", "--max-new-tokens", "1"]) == 0
         assert capsys.readouterr().out.split()[:3] == ["k1", "v3", "k1"]
         assert main(["eval", path, "--text", "notes.txt"]) == 2
         assert 'was trained on the task "mqar"' in capsys.readouterr().err

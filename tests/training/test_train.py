@@ -104,7 +104,7 @@ def test_it_returns_the_trained_model(longer: RunSpec, tmp_path: Path) -> None:
     weights = checkpoint.read_model(run.folder.model_file)
     assert all(torch.equal(t, weights[name]) for name, t in run.model.state_dict().items())
     assert not run.model.training
-    assert archwright.generate(run, "the", max_tokens=5).startswith("the")
+    assert str(archwright.generate(run, "the", max_new_tokens=5)).startswith("the")
 
 
 @pytest.mark.slow
@@ -235,8 +235,8 @@ def test_it_memorises_a_small_text(tmp_path: Path, optimizer: str) -> None:
         trained = archwright.train(run, out=tmp_path / "run", quiet=True)
     assert timeless(trained.folder)[-1]["loss"] < 0.05
     assert timeless(trained.folder, "eval")[-1]["bits_per_byte"] < 0.1
-    written = archwright.generate(trained, "In the be", temperature=0.0, max_tokens=69)
-    assert written == words
+    written = archwright.generate(trained, "In the be", temperature=0.0, max_new_tokens=69)
+    assert str(written) == words
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from archwright.spec.overrides import flatten
 from archwright.spec.read import differing
 from archwright.spec.schedules import Schedule
 from archwright.spec.study_spec import Match
-from archwright.training.evaluation import FEW_DOCUMENTS
+from archwright.training.text_losses import FEW_DOCUMENTS
 
 COUNTED = "  times are counted from FLOPs, as steps of this size are too slow to be timed"
 

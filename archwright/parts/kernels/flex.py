@@ -22,6 +22,9 @@ from archwright.parts.kernels.sdpa import prepare_dense, sdpa
 from archwright.parts.leaves import leaf
 from archwright.parts.masks import AttentionMask
 
+RECOMPILES = 64
+"""Minimum graphs of one function: kinds of layers, times masks, times lengths, with and without gradients."""
+
 
 @leaf(costs.fused)
 def flex(
@@ -36,7 +39,9 @@ def flex(
     if trains or scores.dropout or not elementwise:
         return sdpa(query, key, value, mask, scores)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
-    out, aux = _flex(q.device.type)(
+    # In a compiled layer, FlexAttention is a part of the layer's graph.
+    kernel = flex_attention if torch.compiler.is_compiling() else _flex(q.device.type)
+    out, aux = kernel(
         q,
         k,
         v,
@@ -106,6 +111,15 @@ def _score_mod(mask: AttentionMask, scores: ScoreMods) -> Callable[..., Tensor] 
 
 @cache
 def _flex(device: str) -> Callable[..., Any]:
-    """Return the kernel, compiled on CUDA."""
+    """Return the kernel, compiled on CUDA, which would store all scores uncompiled."""
     kernel: Callable[..., Any] = flex_attention
-    return torch.compile(kernel) if device == "cuda" else kernel
+    if device != "cuda":
+        return kernel
+    allow_recompiles()
+    return torch.compile(kernel)
+
+
+def allow_recompiles() -> None:
+    """Allow a graph for each kind of layer or mask; torch gives up silently after 8 of a function."""
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, RECOMPILES)

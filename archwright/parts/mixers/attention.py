@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class AttentionMixer(Mixer):
     def generates_indefinitely(self) -> bool:  # type: ignore[override]
         return self.pattern.value.lookback is not None
 
-    @property
+    @cached_property
     def caches_unrotated(self) -> bool:
         """True if angles depend on the sequence length, so that the cache contains keys before rotation."""
         return self.rotary is not None and follows_length(self.rotary.value)

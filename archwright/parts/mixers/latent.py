@@ -96,6 +96,7 @@ class LatentAttention(AttentionMixer):
         self.rope_key = Linear(dim, self.widths[1], bias=spec.bias.rope_key, deepnorm=False)
         self.key_up = Linear(self.rank, num_heads * self.widths[0], deepnorm=False)
         self.value_up = Linear(self.rank, num_heads * self.value_dim)
+        self.key_up.reads_weight = self.value_up.reads_weight = True
         self.out = Linear(
             num_heads * self.value_dim, dim, bias=spec.bias.out, is_residual_output=True
         )

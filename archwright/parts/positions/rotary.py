@@ -1,6 +1,6 @@
 """Rotary positions: rotations of queries and keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -14,14 +14,26 @@ from archwright.spec import positions as spec
 from archwright.spec.positions import rotary_dim
 
 
-class Rotation(NamedTuple):
+class _Tables(NamedTuple):
+    cos: Tensor
+    sin: Tensor
+
+
+class Rotation(_Tables):
     """Rotation of a head at each position, in float32: cosines and signed sines, [rows, length, 1, head_dim] each.
 
     Coordinates that do not rotate have cosine 1 and sine 0.
     """
 
-    cos: Tensor
-    sin: Tensor
+    def of(self, dtype: torch.dtype, heads: int) -> Sequence[Tensor]:
+        """Return both tables in a dtype for a number of heads; all layers of a pass share the result."""
+        if torch.compiler.is_compiling():
+            return [_for_all_heads(table.to(dtype), heads) for table in self]
+        made: dict[Any, Sequence[Tensor]] = self.__dict__
+        key = f"{dtype} of {heads}"
+        if key not in made:
+            made[key] = [_for_all_heads(table.to(dtype), heads) for table in self]
+        return made[key]
 
 
 class Rotary(nn.Module):
@@ -83,7 +95,7 @@ class Rotary(nn.Module):
         halves = self.spec.pairing == "half"
         # Without gradients, the operations of published models, for the same rounding.
         if not torch.is_grad_enabled():
-            cos, sin = (_for_all_heads(table.to(x.dtype), x.shape[2]) for table in rotation)
+            cos, sin = rotation.of(x.dtype, x.shape[2])
             return (x * cos).add_(_partner(x, self.num_rotary, halves).mul_(sin))
         rotated: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
             x, *rotation, self.num_rotary, halves
@@ -175,4 +187,5 @@ def _partner(x: Tensor, num_rotary: int, halves: bool) -> Tensor:
 
 def _for_all_heads(table: Tensor, heads: int) -> Tensor:
     """Repeat a table [1, length, 1, head_dim] for all heads, which makes the product much faster."""
-    return table.expand(-1, -1, heads, -1).contiguous() if table.shape[0] == 1 else table
+    repeats = table.shape[0] == 1 and table.shape[1] > 1
+    return table.expand(-1, -1, heads, -1).contiguous() if repeats else table
