@@ -375,7 +375,7 @@ class _ShardedCrossEntropy(_CrossEntropy):
             ctx.save_for_backward(gradient, torch.ones_like(divisor))
         nll_sum = torch.where(valid, log_z - logit, 0).sum()
         excess = torch.where(valid, logit - logit_sum / vocab.size, 0).sum()
-        z_term = torch.where(valid, log_z.square(), 0).sum() * z_loss / divisor
+        z_term = z_loss * torch.where(valid, log_z.square(), 0).sum() / divisor
         ctx.mark_non_differentiable(nll_sum, z_term)
         return (nll_sum + label_smoothing * excess) / divisor + z_term, nll_sum, z_term
 
