@@ -93,11 +93,8 @@ class Cache:
     @property
     def can_forget(self) -> bool:
         """True if the last tokens can be taken back: texts are alike, and layers keep all keys as they are."""
-        angles_stay = not any(
-            getattr(mixer, "caches_unrotated", False)
-            for mixers in self._mixers
-            for mixer in mixers.values()
-        )
+        mixers = [mixer for layer in self._mixers for mixer in layer.values()]
+        angles_stay = not any(mixer.caches_unrotated for mixer in mixers)
         keeps_all = all(
             isinstance(state, KVCache) and state.max_length is None for state in self._own_states
         )
