@@ -12,7 +12,7 @@ ROTATION ?= $(shell expr $$(git rev-list --count HEAD 2>/dev/null || echo 0) / 1
 # hundreds of processes would compile the package anew.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-fast test-all laws laws-scale mutants fuzz faults faults-scale house check bench bench-full docs course pictures site clean
+.PHONY: help demo test test-fast test-all laws laws-scale mutants fuzz faults faults-scale house check bench bench-full bench-decode docs course pictures site clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -71,6 +71,9 @@ bench-full: $(PEERS)/.installed  ## the same for longer, and all other benches (
 	$(PEERS)/bin/python bench/cold_start.py
 	$(PEERS)/bin/python bench/optimizers.py
 	$(PEERS)/bin/python bench/generate.py
+
+bench-decode: $(PEERS)/.installed  ## time greedy decoding beside transformers and litgpt (half an hour)
+	$(PEERS)/bin/python bench/decode.py
 
 docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m docs._make.hf_defaults

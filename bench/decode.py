@@ -43,10 +43,7 @@ def ours(model: Decoder) -> Write:
     @torch.inference_mode()
     def write(prompt: Tensor, number: int) -> Tensor:
         reader, new = Reader(model), [prompt[:, :0]]
-        logits = reader.read(prompt[0])[None]
-        if len(prompt) > 1:
-            reader.reorder(torch.zeros(len(prompt), dtype=torch.long))
-            logits = logits.expand(len(prompt), -1)
+        logits = reader.read_rows(prompt)
         for _ in range(number):
             new.append(logits.argmax(-1, keepdim=True))
             logits = reader.read_rows(new[-1])

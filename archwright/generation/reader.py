@@ -44,23 +44,40 @@ class Reader:
     def read_rows(self, tokens: Int[Tensor, "rows length"]) -> Float[Tensor, "rows vocab"]:
         """Return the logits after the next tokens of each sequence."""
         tokens = self._with_context(tokens)
+        cache, one = self._cache, tokens.shape[1] == 1
+        plain = not torch.is_grad_enabled() and not torch.is_autocast_enabled(tokens.device.type)
+        if self._engine is not None and cache is not None and cache.num_read and one and plain:
+            return self._engine.logits(tokens, cache)
+        logits: Tensor = self.model.head(self._hidden(tokens)[:, -1])
+        return logits
+
+    def read_all(self, tokens: Int[Tensor, " length"]) -> Float[Tensor, "length vocab"]:
+        """Return the logits after each of the next tokens of a single sequence, at most `room`."""
+        assert len(tokens) <= self.room
+        logits: Tensor = self.model.head(self._hidden(self._with_context(tokens[None]))[0])
+        return logits
+
+    @property
+    def room(self) -> int:
+        """Number of tokens that can be read and forgotten again; 0 if states keep no single tokens."""
+        cache = self._cache
+        return self.context - cache.num_read if cache is not None and cache.can_forget else 0
+
+    def forget(self, number: int) -> None:
+        """Undo the reading of the last tokens, which `room` allowed."""
+        assert self._cache is not None
+        self._cache.forget(number)
+        self._text = self._text[:, : self._text.shape[1] - number]
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        """Return the input of the head for each token, [rows, length, dim]."""
         fresh = self._cache is None or not self._cache.num_read
-        plain = (
-            tokens.shape[1] == 1
-            and not torch.is_grad_enabled()
-            and not torch.is_autocast_enabled(tokens.device.type)
-        )
-        if self._engine is not None and self._cache is not None and not fresh and plain:
-            return self._engine.logits(tokens, self._cache)
         if self._sources is not None:
             source, real = self._sources if fresh else (None, None)
             read: Callable[..., Tensor] = self.model.hidden  # an encoder reads the source first
-            hidden = read(source, tokens, padding_mask=real, cache=self._cache)
-        else:
-            prefix = self._prefix(tokens) if self._cache is not None and fresh else None
-            hidden = self.model.hidden(tokens, prefix_lengths=prefix, cache=self._cache)
-        logits: Tensor = self.model.head(hidden[:, -1])
-        return logits
+            return read(source, tokens, padding_mask=real, cache=self._cache)
+        prefix = self._prefix(tokens) if self._cache is not None and fresh else None
+        return self.model.hidden(tokens, prefix_lengths=prefix, cache=self._cache)
 
     def reorder(self, rows: Int[Tensor, " new_rows"]) -> None:
         """Reorder the sequences by index; indices may repeat or be missing."""
@@ -77,7 +94,9 @@ class Reader:
         endless = cache is not None and self.model.can_generate_indefinitely
         if cache is not None and endless and cache.num_read > max(self._switches, default=-1):
             return tokens  # earlier tokens are never needed again
-        self._text = torch.cat((self._text.to(tokens.device), tokens), 1)
+        # Without sources, the first tokens say how many sequences there are.
+        text = self._text if self._text.numel() else tokens[:, :0]
+        self._text = torch.cat((text, tokens), 1)
         if not endless:
             self._text = self._text[:, -self.context :]
         if cache is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from archwright.parts.context import Context, Memory
 from archwright.parts.masks import MaskPattern, prefix_size
 from archwright.parts.mixers import Mixer
-from archwright.parts.states import LayerState, Past
+from archwright.parts.states import KVCache, LayerState, Past
 from archwright.parts.token_layout import Read, TokenLayout, token_layout
 from archwright.spec.errors import UserError
 
@@ -89,6 +89,23 @@ class Cache:
         """Yield each state once, for the layer that updates it."""
         for mixers, states in zip(self._mixers, self._states, strict=False):
             yield from (states[name] for name, m in mixers.items() if m.reads_state_of is None)
+
+    @property
+    def can_forget(self) -> bool:
+        """True if the last tokens can be taken back: texts are alike, and layers keep all keys as they are."""
+        mixers = [mixer for layer in self._mixers for mixer in layer.values()]
+        angles_stay = not any(mixer.caches_unrotated for mixer in mixers)
+        keeps_all = all(
+            isinstance(state, KVCache) and state.max_length is None for state in self._own_states
+        )
+        alike = self._read is None and self.memory is None and not self._switch_lengths
+        return bool(self.num_read) and alike and angles_stay and keeps_all
+
+    def forget(self, number: int) -> None:
+        """Take back the last tokens of all texts; later ones overwrite them."""
+        assert self.can_forget
+        assert number < self.num_read
+        self._past.num_read -= number
 
     def reorder(self, rows: Tensor) -> None:
         """Select texts by number, in a new order; a text may occur more than once. Shape: rows [new_batch]."""

@@ -67,7 +67,7 @@ class _Int8:
             # [..., d_in] -> [rows, d_in]; [rows, d_out] -> [..., d_out]
             flat = x.reshape(rows, -1).bfloat16()
             y = torch.ops.aten._weight_int8pack_mm(flat, self.q, self.scale[:, 0])
-            y = y.view(*x.shape[:-1], -1).to(x.dtype)
+            y = y.view(*x.shape[:-1], -1).to(x.dtype)  # [..., d_out]
         return y if bias is None else y + bias.to(y.dtype)
 
 
@@ -89,7 +89,7 @@ class _Int4:
         # [..., d_in] -> [rows, d_in]; [rows, d_out] -> [..., d_out]
         flat = x.reshape(-1, x.shape[-1]).bfloat16()
         y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.q, GROUP, self.scales)
-        y = y.view(*x.shape[:-1], -1).to(x.dtype)
+        y = y.view(*x.shape[:-1], -1).to(x.dtype)  # [..., d_out]
         return y if bias is None else y + bias.to(y.dtype)
 
 

@@ -124,6 +124,7 @@ class KVCache(LayerState):
         self._reserve(slots.capacity, by_head)
         # Concatenated before new tokens overwrite slots that some queries still see.
         if slots.seen is not None and slots.joins:
+            # [batch, slots, heads, width]
             before = [held[:, :, : slots.num_before].transpose(1, 2) for held in self._held]
             shown = [torch.cat((held, x), 1) for held, x in zip(before, new, strict=True)]
         for held, x in zip(self._held, by_head, strict=True):

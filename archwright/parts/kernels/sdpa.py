@@ -48,7 +48,7 @@ def _one_query(query: Tensor, key: Tensor, value: Tensor, scores: ScoreMods) -> 
     # On a CPU, products of one row in 16 bits take three times as long as those of two.
     if q.shape[2] == 1 and q.device.type == "cpu" and q.itemsize == 2:
         q = torch.cat((q, q), 2)
-    k, v = key.transpose(1, 2), value.transpose(1, 2)
+    k, v = key.transpose(1, 2), value.transpose(1, 2)  # [b, kv, s, d or e]
     # [b, kv, group or 2, e]
     out = F.scaled_dot_product_attention(q, k, v, dropout_p=scores.dropout, scale=scores.scale)
     # [b, 1, h, e]

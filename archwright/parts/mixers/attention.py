@@ -93,7 +93,7 @@ class AttentionMixer(Mixer):
         return self.pattern.value.lookback is not None
 
     @cached_property
-    def caches_unrotated(self) -> bool:
+    def caches_unrotated(self) -> bool:  # type: ignore[override]
         """True if angles depend on the sequence length, so that the cache contains keys before rotation."""
         return self.rotary is not None and follows_length(self.rotary.value)
 

@@ -26,6 +26,8 @@ class Mixer(Branch, ABC):
     """True if the cost of the next token is bounded for any sequence length."""
     has_kernel: bool = False
     """True if the mixer computes attention with the kernel from `use_kernel`."""
+    caches_unrotated: bool = False
+    """True if results for cached tokens depend on the length of the text."""
     chunk_size: int | None = None
     """Tokens per chunk, which affects speed and memory but not results; None: no chunks."""
 
