@@ -40,7 +40,8 @@ def flex(
         return sdpa(query, key, value, mask, scores)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
     # In a compiled layer, FlexAttention is a part of the layer's graph.
-    kernel = flex_attention if torch.compiler.is_compiling() else _flex(q.device.type)
+    kernel: Callable[..., Any] = flex_attention
+    kernel = kernel if torch.compiler.is_compiling() else _flex(q.device.type)
     out, aux = kernel(
         q,
         k,
