@@ -41,12 +41,7 @@ def flex(
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
     # In a compiled layer, FlexAttention is a part of the layer's graph.
     kernel: Callable[..., Any] = flex_attention
-<<<<<<< HEAD
-    if not torch.compiler.is_compiling():
-        kernel = _flex(q.device.type)
-=======
     kernel = kernel if torch.compiler.is_compiling() else _flex(q.device.type)
->>>>>>> gpu56
     out, aux = kernel(
         q,
         k,
