@@ -64,8 +64,8 @@ def run(words: Sequence[str]) -> int:
             return _tasks(options)
         place = {"device": options.device, "dtype": options.dtype}
         opened = [open_any(path, **place) for path in options.run]
-        for each in opened:
-            length = each.spec.model.context_length
+        for model in opened:
+            length = model.spec.model.context_length
             if options.stride is not None and not 1 <= options.stride <= length:
                 raise UserError(
                     f"--stride: found {options.stride}; expected 1 to {length}, the context of the model"
@@ -171,15 +171,15 @@ def _compare(
     """Print two evaluations on the same text, and their difference."""
     from archwright.training.paired import compare_on_text
 
-    found = compare_on_text(opened[0], opened[1], *options.text, **windows)
+    comparison = compare_on_text(opened[0], opened[1], *options.text, **windows)
     if options.json:
-        print(json.dumps(found.record()))
+        print(json.dumps(comparison.record()))
         return 0
-    both = found.first, found.second
+    both = comparison.first, comparison.second
     rows: list[tuple[str, ...]] = [("", "A", "B", "B - A (95 % interval)")]
     for name, difference, values in (
-        ("nats per token", found.nats_per_token, [e.nats_per_token for e in both]),
-        ("bits per byte", found.bits_per_byte, [e.bits_per_byte for e in both]),
+        ("nats per token", comparison.nats_per_token, [e.nats_per_token for e in both]),
+        ("bits per byte", comparison.bits_per_byte, [e.bits_per_byte for e in both]),
     ):
         cells = ["–" if value is None else f"{value:.4f}" for value in values]
         change = "–   the tokenizers differ" if name == "nats per token" else "–"
@@ -189,7 +189,7 @@ def _compare(
     rows.append(("perplexity", *(f"{e.perplexity:.2f}" for e in both), ""))
     rows.append(("tokens", *(f"{e.num_tokens:,}" for e in both), ""))
     names = (("A", str(options.run[0])), ("B", str(options.run[1])))
-    text = ("text", f"{found.first.num_bytes:,} bytes; intervals over {found.resampled}")
+    text = ("text", f"{comparison.first.num_bytes:,} bytes; intervals over {comparison.resampled}")
     print("\n".join(fmt.columns([*names, text])))
     print("\n".join(["", *fmt.columns(rows, right=(1, 2))]))
     context = min(run.spec.model.context_length for run in opened)
@@ -263,8 +263,10 @@ def _check(options: argparse.Namespace) -> None:
             "--text: found none; expected files, folders, globs or stdlib, to compare two runs"
         )
     others = ("text", "pairs", "stride", "length")
-    if options.tasks and (given := [name for name in others if getattr(options, name) is not None]):
-        lines.append(f"--{given[0]}: has no effect on --tasks; leave it out")
+    if options.tasks and (
+        excluded := [name for name in others if getattr(options, name) is not None]
+    ):
+        lines.append(f"--{excluded[0]}: has no effect on --tasks; leave it out")
     if options.tasks and options.run[1:]:
         lines.append(f"{options.run[1]}: --tasks evaluate one run at a time")
     for name in ("include_path", "limit"):
