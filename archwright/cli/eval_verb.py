@@ -263,8 +263,10 @@ def _check(options: argparse.Namespace) -> None:
             "--text: found none; expected files, folders, globs or stdlib, to compare two runs"
         )
     others = ("text", "pairs", "stride", "length")
-    if options.tasks and (extra := [name for name in others if getattr(options, name) is not None]):
-        lines.append(f"--{extra[0]}: has no effect on --tasks; leave it out")
+    if options.tasks and (
+        excluded := [name for name in others if getattr(options, name) is not None]
+    ):
+        lines.append(f"--{excluded[0]}: has no effect on --tasks; leave it out")
     if options.tasks and options.run[1:]:
         lines.append(f"{options.run[1]}: --tasks evaluate one run at a time")
     for name in ("include_path", "limit"):
