@@ -18,6 +18,8 @@ LENGTHS = (5, 9)
 NUMBER = 128
 CLOSE = 1e-4
 """Difference of the two best logits below which rounding may choose."""
+UNCACHED = {"mamba2_clamped", "nemotron_h"}
+"""Families whose cached steps are not compared, but the library's whole passes."""
 
 
 def marked(name: str) -> Any:
@@ -31,7 +33,7 @@ def test_greedy_text_is_that_of_the_library(name: str, tmp_path: Path) -> None:
     if "task" in ENTRIES[name] or theirs.config.is_encoder_decoder:
         pytest.skip("reads whole texts, or has a source")
     ours = hf.load(save(theirs, tmp_path)).model.eval()
-    sees_later = any(mask.lookahead for mask in ours.masks.values())
+    sees_later = any(mask.lookahead != 0 for mask in ours.masks.values())
     if isinstance(ours, EncoderDecoder) or not ours.can_cache or sees_later or not can_pad(ours):
         pytest.skip("keeps no cache of padded texts")
     # Some recurrences of the library read the padding too.
@@ -43,7 +45,7 @@ def test_greedy_text_is_that_of_the_library(name: str, tmp_path: Path) -> None:
     prompts = [
         torch.randint(4, theirs.config.vocab_size, (n,), generator=generator) for n in lengths
     ]
-    padded = torch.full((len(lengths), longest), 3)
+    padded = torch.full((len(lengths), longest), theirs.config.pad_token_id or 3)
     real = torch.zeros_like(padded)
     for row, text in enumerate(prompts):
         padded[row, longest - len(text) :], real[row, longest - len(text) :] = text, 1
@@ -55,6 +57,7 @@ def test_greedy_text_is_that_of_the_library(name: str, tmp_path: Path) -> None:
         min_new_tokens=number,
         pad_token_id=0,
         eos_token_id=None,
+        use_cache=name not in UNCACHED,
         return_dict_in_generate=True,
         output_logits=True,
     )
