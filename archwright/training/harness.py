@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from archwright.generation.sampling import sample
+from archwright.generation.rows import Rows, can_pad, sample_rows
+from archwright.generation.sampling import Sampler, Sampling
 from archwright.hf.import_export import open_any
 from archwright.hf.pretrained import as_pretrained
 from archwright.runs.load import Run
@@ -73,6 +74,7 @@ class ArchwrightLM(HFLM):  # type: ignore[misc]
             model, tokenizer=tokenizer, backend="causal", batch_size=int(batch_size), **settings
         )
 
+    @torch.inference_mode()
     def _model_generate(
         self, context: Tensor, max_length: int, stop: list[str], **settings: Any
     ) -> Tensor:
@@ -82,19 +84,30 @@ class ArchwrightLM(HFLM):  # type: ignore[misc]
         if settings.get("do_sample", temperature > 0):
             drawing = {name: settings[name] for name in ("top_k", "top_p") if settings.get(name)}
             drawing["temperature"] = temperature or 1.0
-        rows = []
-        for tokens, real in zip(context, settings["attention_mask"].bool(), strict=True):
-            written: list[int] = []
-            room = max_length - len(tokens)
-            for token in sample(
-                self.model.model, tokens[real], max_new_tokens=room, stop=self._stops, **drawing
-            ):
-                written.append(token)
-                if any(end in self.tokenizer.decode(written) for end in stop):
-                    break
-            rows.append(torch.tensor([*tokens.tolist(), *written]))
+        model, room = self.model.model, max_length - context.shape[1]
+        real = settings["attention_mask"].bool()
+        prompts = [tokens[kept] for tokens, kept in zip(context, real, strict=True)]
+        texts: list[list[int]] = [[] for _ in prompts]
+
+        def taker(text: list[int]) -> Callable[[int], bool]:
+            def take(token: int) -> bool:
+                if token in self._stops:
+                    return False
+                text.append(token)
+                return len(text) < room and not any(s in self.tokenizer.decode(text) for s in stop)
+
+            return take
+
+        size = len(prompts) if can_pad(model) else 1
+        for i in range(0, len(prompts) if room else 0, size):
+            rows, batch = Rows(model, prompts[i : i + size]), texts[i : i + size]
+            samplers = [Sampler(Sampling(**drawing), 0, p) for p in prompts[i : i + size]]
+            sample_rows(rows, rows.read_prompts(), samplers, [*map(taker, batch)])
+        # [batch, length + longest text]
         return torch.nn.utils.rnn.pad_sequence(
-            rows, batch_first=True, padding_value=self.tokenizer.pad_token_id
+            [torch.cat((c, c.new_tensor(t))) for c, t in zip(context, texts, strict=True)],
+            batch_first=True,
+            padding_value=self.tokenizer.pad_token_id,
         )
 
 
