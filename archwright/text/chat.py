@@ -31,8 +31,8 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
     template = _template(tokenizer)
     is_list = isinstance(messages, list | tuple) and bool(messages)
     if not (is_list and all(isinstance(m, Mapping) and "role" in m for m in messages)):
-        found = json.dumps(messages, default=str)[:80]
-        raise UserError(f'messages: found {found}; expected objects with "role" and "content"')
+        shown = json.dumps(messages, default=str)[:80]
+        raise UserError(f'messages: found {shown}; expected objects with "role" and "content"')
     named = [table(tokenizer.files, file) for file in ("special_tokens_map.json", CONFIG)]
     special = {
         name: content(token)
@@ -43,8 +43,8 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
     special.setdefault("eos_token", tokenizer.end_of_text_name)
     try:
         # Messages are copied as JSON, so that a template receives plain values only.
-        said = [{k: v for k, v in message.items() if v is not None} for message in messages]
-        plain = json.loads(json.dumps(said))
+        filled = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        plain = json.loads(json.dumps(filled))
         compiled = _environment().from_string(template)
         absent = {"tools": None, "documents": None}
         return compiled.render(messages=plain, add_generation_prompt=True, **absent, **special)
@@ -58,12 +58,12 @@ def _template(tokenizer: Tokenizer) -> str:
     if "chat_template.jinja" in files:
         return files["chat_template.jinja"]
     for name in ("chat_template.json", CONFIG):
-        found = table(files, name).get("chat_template")
-        if isinstance(found, list):
-            by_name = {entry.get("name"): entry.get("template") for entry in found}
-            found = by_name.get("default")
-        if isinstance(found, str):
-            return found
+        template = table(files, name).get("chat_template")
+        if isinstance(template, list):
+            by_name = {entry.get("name"): entry.get("template") for entry in template}
+            template = by_name.get("default")
+        if isinstance(template, str):
+            return template
     raise UserError(
         "chat template: the tokenizer has none, as of a model that was not trained on conversations; give a plain "
         "prompt instead"
