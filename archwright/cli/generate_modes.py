@@ -129,7 +129,7 @@ def _print_speed(timings: Iterable[Timings]) -> None:
     lines = []
     for name, what in (("prefill", "prompt tokens"), ("decode", "new tokens")):
         tokens, seconds = (
-            sum(getattr(timing, f"{name}_{unit}") for timing in timings)
+            sum(getattr(batch, f"{name}_{unit}") for batch in timings)
             for unit in ("tokens", "seconds")
         )
         if tokens and seconds:

@@ -79,8 +79,8 @@ def run(words: Sequence[str]) -> int:
 
 def _check(options: "Namespace") -> None:
     """Refuse options that exclude each other."""
-    for name, others in EXCLUDE:
-        for other in others:
+    for name, excluded in EXCLUDE:
+        for other in excluded:
             if all(getattr(options, n) not in (None, False) for n in (name, other)):
                 first, second = (f"--{n.replace('_', '-')}" for n in (name, other))
                 raise UserError(f"{first}: given together with {second}; expected one of them")

@@ -84,10 +84,10 @@ def sample_rows(
     while True:
         tokens = [sampler(row) for (sampler, _), row in zip(left, logits, strict=True)]
         goes_on = [take(token) for (_, take), token in zip(left, tokens, strict=True)]
-        kept = [i for i, goes in enumerate(goes_on) if goes]
-        if not kept:
+        live = [i for i, goes in enumerate(goes_on) if goes]
+        if not live:
             return
-        if len(kept) < len(left):
-            left = [left[i] for i in kept]
-            rows.reorder(torch.tensor(kept, device=logits.device))
-        logits = rows.read_rows(torch.tensor([[tokens[i]] for i in kept], device=logits.device))
+        if len(live) < len(left):
+            left = [left[i] for i in live]
+            rows.reorder(torch.tensor(live, device=logits.device))
+        logits = rows.read_rows(torch.tensor([[tokens[i]] for i in live], device=logits.device))

@@ -43,8 +43,8 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
     special.setdefault("eos_token", tokenizer.end_of_text_name)
     try:
         # Messages are copied as JSON, so that a template receives plain values only.
-        said = [{k: v for k, v in message.items() if v is not None} for message in messages]
-        plain = json.loads(json.dumps(said))
+        filled = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        plain = json.loads(json.dumps(filled))
         compiled = _environment().from_string(template)
         absent = {"tools": None, "documents": None}
         return compiled.render(messages=plain, add_generation_prompt=True, **absent, **special)
