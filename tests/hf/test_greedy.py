@@ -20,6 +20,8 @@ CLOSE = 1e-4
 """Difference of the two best logits below which rounding may choose."""
 UNCACHED = {"mamba2_clamped", "nemotron_h"}
 """Families whose cached steps are not compared, but the library's whole passes."""
+UNPADDED = {"roberta_lm"}
+"""Families whose padded rows differ in the library, and are not compared."""
 
 
 def marked(name: str) -> Any:
@@ -38,7 +40,7 @@ def test_greedy_text_is_that_of_the_library(name: str, tmp_path: Path) -> None:
         pytest.skip("keeps no cache of padded texts")
     # Some recurrences of the library read the padding too.
     recurs = any(isinstance(mixer, RecurrentMixer) for mixer in ours.mixers())
-    lengths = (9, 9) if recurs else LENGTHS
+    lengths = (9, 9) if recurs or name in UNPADDED else LENGTHS
     longest, limit = max(lengths), ours.spec.context_length
     number = min(NUMBER, limit - longest)
     generator = torch.Generator().manual_seed(2)
