@@ -33,6 +33,7 @@ EXAMPLES = """\
   archwright eval runs/demo --text notes/ 'more/*.jsonl' --json
   archwright eval runs/demo --text book.txt --length 4096     the loss beyond the context of training
   archwright eval runs/a runs/b --text notes/                 the difference, with an interval
+  archwright eval runs/demo --weights int8                    what rounding the weights costs
   archwright eval Llama-3.2-1B --text mine.txt --dtype bfloat16
   archwright eval runs/demo --tasks lambada_openai,piqa --limit 100
   archwright eval runs/mqar                                   the answers of a task
@@ -47,6 +48,7 @@ def run(words: Sequence[str]) -> int:
     options, parts = _parser().parse_with_parts(words)
     _check(options)
     from archwright.hf.import_export import is_checkpoint, open_any
+    from archwright.model.quantisation import quantise
     from archwright.runs import RunFolder
     from archwright.spec.objectives import OF_PAIRS
     from archwright.training.evaluation import (
@@ -71,6 +73,9 @@ def run(words: Sequence[str]) -> int:
                     f"--stride: found {options.stride}; expected 1 to {length}, the context of the model"
                 )
         windows = {"stride": options.stride, "length": options.length}
+        if options.weights:
+            opened.append(open_any(options.run[0], **place))
+            quantise(opened[1].model, options.weights)
         if opened[1:]:
             return _compare(options, opened, windows)
         (model,) = opened
@@ -145,6 +150,11 @@ def _parser() -> Parser:
         metavar="NAME",
         help="of the weights: float32 (default), bfloat16 or float16",
     )
+    parser.add_argument(
+        "--weights",
+        choices=("int8", "int4"),
+        help="what rounding the weights to 8 or 4 bits changes, as of a second run",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -171,7 +181,7 @@ def _compare(
     """Print two evaluations on the same text, and their difference."""
     from archwright.training.paired import compare_on_text
 
-    comparison = compare_on_text(opened[0], opened[1], *options.text, **windows)
+    comparison = compare_on_text(opened[0], opened[1], *(options.text or ()), **windows)
     if options.json:
         print(json.dumps(comparison.record()))
         return 0
@@ -188,7 +198,8 @@ def _compare(
         rows.append((name, *cells, change))
     rows.append(("perplexity", *(f"{e.perplexity:.2f}" for e in both), ""))
     rows.append(("tokens", *(f"{e.num_tokens:,}" for e in both), ""))
-    names = (("A", str(options.run[0])), ("B", str(options.run[1])))
+    other = f"{options.run[0]}, weights in {options.weights}" if options.weights else options.run[1]
+    names = (("A", options.run[0]), ("B", other))
     text = ("text", f"{comparison.first.num_bytes:,} bytes; intervals over {comparison.resampled}")
     print("\n".join(fmt.columns([*names, text])))
     print("\n".join(["", *fmt.columns(rows, right=(1, 2))]))
@@ -262,6 +273,8 @@ def _check(options: argparse.Namespace) -> None:
         lines.append(
             "--text: found none; expected files, folders, globs or stdlib, to compare two runs"
         )
+    if options.weights and (options.run[1:] or options.pairs or options.tasks):
+        lines.append("--weights: expected one run, which is read on a text; leave out what is more")
     others = ("text", "pairs", "stride", "length")
     if options.tasks and (
         excluded := [name for name in others if getattr(options, name) is not None]

@@ -350,16 +350,25 @@ def evaluate_held_out(
     Raises:
         UserError: the run was imported, its data have changed, or as `evaluate_text`.
     """
-    if not run.folder.environment().get("data"):
-        pairs = "" if run.spec.model.encoder.is_none else "; or pairs: --pairs FILE"
-        raise UserError(f"text: found none; expected files, folders, globs, -, or stdlib{pairs}")
-    held_out = reload_data(run.spec, run.folder).held_out
+    held_out = held_out_text(run)
     if isinstance(held_out, TokenStore):
         return losses_of(run, held_out, stride, length)[0]
     if length is not None:
         kind = "pairs" if run.spec.data.pairs else "a task"
         raise UserError(f"length: has no effect on {kind}; leave it out")
     return _evaluated(run, held_out, run.spec.objective)
+
+
+def held_out_text(run: OpenRun) -> Text:
+    """Return a run's held-out text, pairs, or examples of its task.
+
+    Raises:
+        UserError: the run was imported, or its data have changed.
+    """
+    if not run.folder.environment().get("data"):
+        pairs = "" if run.spec.model.encoder.is_none else "; or pairs: --pairs FILE"
+        raise UserError(f"text: found none; expected files, folders, globs, -, or stdlib{pairs}")
+    return reload_data(run.spec, run.folder).held_out
 
 
 def evaluate_pairs(run: OpenRun, pairs: str) -> Evaluation:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from archwright.data.prepare import prepare_documents
+from archwright.data.store import TokenStore
 from archwright.hf.import_export import open_any
 from archwright.runs.load import Run
 from archwright.spec.errors import UserError
 from archwright.text.corpus import open_texts
-from archwright.training.evaluation import Evaluation, losses_of, refuse_text
+from archwright.training.evaluation import Evaluation, held_out_text, losses_of, refuse_text
 from archwright.training.text_losses import Numbers, ends
 
 
@@ -53,6 +54,8 @@ def compare_on_text(
 ) -> Comparison:
     """Evaluate two models on the same documents; arguments as in `evaluate_text`.
 
+    Without texts, models with the same tokenizer read the held-out text of the first one.
+
     Both models are evaluated on the same resampled parts of the text, which removes the variance that they share.
 
     Raises:
@@ -74,12 +77,19 @@ def compare_on_text(
     else:
         tokenizers = [run.tokenizer for run in runs]
     with tempfile.TemporaryDirectory() as folder:
-        stores = [
-            prepare_documents(
-                open_texts(texts, runs[0].spec.data), tokenizer, Path(folder) / str(i)
-            )
-            for i, tokenizer in enumerate(tokenizers)
-        ]
+        held_out = None if texts else held_out_text(runs[0])
+        if isinstance(held_out, TokenStore) and len(tokenizers) > 1:
+            raise UserError("text: found none for two tokenizers; expected files, globs or stdlib")
+        stores = (
+            [held_out]
+            if isinstance(held_out, TokenStore)
+            else [
+                prepare_documents(
+                    open_texts(texts, runs[0].spec.data), tokenizer, Path(folder) / str(i)
+                )
+                for i, tokenizer in enumerate(tokenizers)
+            ]
+        )
         # Tokenizers with other settings, such as those of an export, may give the same tokens.
         same_tokens = stores[0].digest == stores[-1].digest
         (a, parts), (b, others) = (

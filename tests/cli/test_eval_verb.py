@@ -66,6 +66,21 @@ def test_two_runs_are_compared(
     assert "+0.0000 (+0.0000 to +0.0000)" in printed(capsys, "a export --text text.txt")
 
 
+def test_what_rounded_weights_change(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    shown = printed(capsys, "a --weights int8")  # on its own held-out text
+    assert "B     a, weights in int8" in shown
+    changes = [
+        json.loads(printed(capsys, f"a --weights {weights} --text text.txt --json"))
+        for weights in ("int8", "int4")
+    ]
+    first, second = (abs(change["bits_per_byte"]["mean"]) for change in changes)
+    assert 0 < first < second < 0.1
+    assert changes[0]["first"] == json.loads(printed(capsys, "a --text text.txt --json"))
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -79,6 +94,8 @@ def test_two_runs_are_compared(
          'Did you mean "cuda"?'),
         ("a --text text.txt --dtype float61", '--dtype: found "float61"; expected float32, bfloat16 or float16. '
          'Did you mean "float16"?'),
+        ("a b --weights int8 --text text.txt", "--weights: expected one run, which is read on a text; leave out "
+         "what is more"),
         ("a --limit 3", "--limit: a setting of --tasks; add --tasks or leave it out"),
         ("a --tasks x --text text.txt", "--text: has no effect on --tasks; leave it out"),
         ("a b --tasks x --text", "--text: expected at least one argument. See archwright eval --help"),
