@@ -29,6 +29,7 @@ EXAMPLES = """\
   archwright generate runs/demo --temperature 0                         always the likeliest token
   archwright generate runs/demo --prompt "def " -n 5 --stop "return"    five samples, each up to "return"
   archwright generate runs/a runs/b --prompt "The "                     two models, one after another
+  archwright generate Llama-3.2-1B-Instruct --chat -i                   a checkpoint of transformers
   archwright generate runs/chat --chat --prompt "What is a norm?"       by the checkpoint's chat template
   archwright generate runs/chat --chat -i                               a conversation
   archwright generate runs/demo --prompt-file prompts.jsonl --json      {"prompt": "def ", "temperature": 0.5} per line
@@ -54,17 +55,18 @@ def run(words: Sequence[str]) -> int:
     options, parts = _parser().parse_with_parts(words)
     _check(options)
     from archwright.cli.generate_modes import converse, print_all, requests
+    from archwright.hf.import_export import is_checkpoint, open_any
     from archwright.model.quantisation import quantise
     from archwright.runs import RunFolder
-    from archwright.runs.load import open_run
 
     settings = cast("Settings", {name: getattr(options, name) for name in SETTINGS})
     asked = [] if options.interactive else requests(options, settings)
     for name in options.runs:
-        check_parts(RunFolder.open(name), parts)
+        if RunFolder(name).exists or not is_checkpoint(name):
+            check_parts(RunFolder.open(name), parts)
     try:
         for name in options.runs:
-            opened = open_run(name, device=options.device, dtype=options.dtype)
+            opened = open_any(name, device=options.device, dtype=options.dtype)
             if options.weights:
                 quantise(opened.model, options.weights)
             if options.interactive:
@@ -100,7 +102,10 @@ def _check(options: "Namespace") -> None:
 def _parser() -> Parser:
     parser = Parser("generate", ABOUT, EXAMPLES)
     parser.add_argument(
-        "runs", metavar="RUN", nargs="+", help="a run folder, or several to compare"
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="a run folder, or a folder of transformers; or several to compare",
     )
     group = parser.add_argument_group("prompts")
     group.add_argument(

@@ -16,7 +16,8 @@ from archwright.generation.reader import Reader, check_readable
 from archwright.generation.rows import Rows, can_pad, sample_rows
 from archwright.generation.sampling import Sampler, Sampling, check_settings, sample
 from archwright.generation.text_stream import Characters, StopStrings
-from archwright.runs.load import OpenRun, Run, open_run
+from archwright.hf.import_export import open_any
+from archwright.runs.load import OpenRun, Run
 from archwright.spec.errors import UserError, nearest
 from archwright.text.chat import Message, render_chat
 from archwright.text.tokenizer import Tokenizer
@@ -154,7 +155,7 @@ def generate(
         raise UserError(f"source: found {numbers}; expected one for each")
     count = 1 if num_samples is None else num_samples
     requests = [Request(p, s, settings, count) for p, s in zip(prompts, sources, strict=True)]
-    results = [*generate_each(open_run(run), requests, batch_size)]
+    results = [*generate_each(open_any(run), requests, batch_size)]
     is_one = is_one and num_samples is None and (source is None or isinstance(source, str))
     return results[0] if is_one else results
 
@@ -221,7 +222,7 @@ def stream(
     Raises:
         UserError: settings out of range, or no chat template for a conversation.
     """
-    run = open_run(run)
+    run = open_any(run)
     return TextStream(run, _task(run, Request(prompt, source, settings)))
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import archwright as aw
 from archwright.cli import main
+from archwright.hf import export_run
 from tests.cli.typing_commands import error_lines
 from tests.tiny import command, surroundings, tiny_run, write_text
 
@@ -67,6 +68,20 @@ def test_a_file_of_prompts(run: Path, place: Path, capsys: pytest.CaptureFixture
     assert [line for line in plain.splitlines() if line.startswith("---")] == [
         f"--- {i} of 3 ---" for i in (1, 2, 3)
     ]
+
+
+def test_an_export_writes_what_its_run_writes(
+    run: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.warns(UserWarning, match="training read"):  # because of the template
+        export_run(run, "export")
+    words = ("--prompt", "the", *FEW)
+    text = typed(capsys, str(run), *words)
+    assert (
+        typed(capsys, "export", *words)
+        == text
+        == f"{aw.generate('export', 'the', max_new_tokens=6)}\n"
+    )
 
 
 def test_lines_of_json_have_settings(
