@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 ABOUT = """\
-Generate text with a trained model, one token after another. By default, tokens are sampled at temperature 0.8; in an
-encoder-decoder, the encoder reads a source and decoding is greedy. For an imported checkpoint, the defaults come from
-its generation_config.json. The same seed gives the same text.
+Generate text with a trained model, one token after another. By default, tokens are sampled at temperature
+0.8; in an encoder-decoder, the encoder reads a source and decoding is greedy. For an imported checkpoint,
+the defaults come from its generation_config.json. The same seed gives the same text.
 
-Several prompts or samples are generated side by side, and each text is the same as alone. The text goes to standard
-output and the speed to standard error. Control characters, which could steer a terminal, are printed as U+FFFD, also
-into files; --json escapes them instead."""
+Several prompts or samples are generated side by side, and each text is the same as alone. The text goes to
+standard output and the speed to standard error. Control characters, which could steer a terminal, are
+printed as U+FFFD, also into files; --json escapes them instead."""
 
 EXAMPLES = """\
   archwright generate runs/demo --prompt "def "
@@ -32,7 +32,7 @@ EXAMPLES = """\
   archwright generate Llama-3.2-1B-Instruct --chat -i                   a checkpoint of transformers
   archwright generate runs/chat --chat --prompt "What is a norm?"       by the checkpoint's chat template
   archwright generate runs/chat --chat -i                               a conversation
-  archwright generate runs/demo --prompt-file prompts.jsonl --json      {"prompt": "def ", "temperature": 0.5} per line
+  archwright generate runs/demo --prompt-file prompts.jsonl --json      {"prompt": "def "} in each line
   archwright generate runs/t5 --source "import <extra_id_0> as np"      fill in a masked span
   archwright generate runs/pairs --source "la casa" --num-beams 4       search for the likeliest translation
   archwright generate runs/pairs --source-file sentences.txt            an answer for each line"""
@@ -93,7 +93,7 @@ def _check(options: "Namespace") -> None:
     if options.runs[1:]:
         if options.interactive:
             raise UserError(f"--interactive: found {len(options.runs)} runs; expected one")
-        for word in options.runs:
+        for word in options.runs[1:]:
             if not Path(word).exists():
                 hint = f"Did you mean --prompt {shlex.quote(word)}?"
                 raise UserError(f"{word}: there is no such run. {hint}")

@@ -81,10 +81,10 @@ def run(words: Sequence[str]) -> int:
     options, _ = _parser().parse_with_parts(words)
     if options.hardware == presets.THIS:
         prepare_process()
-    work = _workload(options)
     from archwright.cli.plan_variants import variants
 
     runs = variants([word for word in options.what if not word.startswith(HARDWARE)])
+    work = _workload(options)
     step = None
     if options.hardware == presets.THIS:
         from archwright.cli.this_machine import with_bandwidth

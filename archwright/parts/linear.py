@@ -19,14 +19,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W^T + b.
 
     On a CPU without 16-bit products, four rows or more of such numbers are multiplied in float32, up to seven times as
-    fast as torch's own product. Gradients and autocast take torch's.
+    fast as torch's own product. Passes outside inference mode and autocast take torch's.
     """
     if (
         x.itemsize != 2
         or x.device.type != "cpu"
         or x.dtype != weight.dtype
         or x.numel() < 4 * x.shape[-1]
-        or torch.is_grad_enabled()
+        or not torch.is_inference_mode_enabled()  # traced passes stand for other devices
         or torch.is_autocast_enabled("cpu")
         or multiplies(x.dtype)
     ):

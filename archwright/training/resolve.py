@@ -94,7 +94,7 @@ def resolve(
     scale = ScaleSpec(
         **axes,
         pipeline_schedule=layout.schedule,
-        param_dtype=layout.param_dtype,
+        param_dtype=layout.with_precision(decisions.machine.precision).param_dtype,
         reshard=layout.reshard,
     )
     run = run.model_copy(update={"machine": decisions.machine, "scale": scale})

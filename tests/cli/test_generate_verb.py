@@ -211,7 +211,9 @@ def test_mistakes_in_lines(
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX pipes and signals")
 def test_a_closed_pipe_and_ctrl_c(run: Path) -> None:
     """No traceback; with Ctrl-C, the text so far and the end of its line stay."""
-    words = command("generate", str(run), "--prompt", "the model", "--max-new-tokens", "1000000")
+    # A penalty below 1 repeats tokens without end.
+    endless = ("--temperature", "0", "--repetition-penalty", "0.001", "--max-new-tokens", "1000000")
+    words = command("generate", str(run), "--prompt", "the model", *endless)
     for is_interrupted in (False, True):
         process = subprocess.Popen(
             words, env=surroundings(), stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -68,7 +68,7 @@ def test_conditions_hold_together(capsys: pytest.CaptureFixture[str]) -> None:
                 "trinity-nano",
             },
         ),
-        (["experts=2 of 8"], {"mixtral-8x7b"}),
+        (["experts=2 of 8"], {"grok-1", "mixtral-8x7b"}),
         (["tied=true", "context>=200k", "dim>=8192"], {"command-a"}),
         (["tied=yes", "context>200k", "dim>8192"], {"command-a"}),
         (["num_kv_heads=1", "year=2022"], {"palm-540b"}),

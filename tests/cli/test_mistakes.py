@@ -32,7 +32,7 @@ def test_a_mistake(
     sentences.check(section, words, found, PLACES)
 
 
-@pytest.mark.parametrize("words", ["generate", "eval", "export", "report", "train --resume"])
+@pytest.mark.parametrize("words", ["export", "report", "train --resume"])
 def test_a_checkpoint_in_place_of_a_run(
     words: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

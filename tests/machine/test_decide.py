@@ -31,13 +31,13 @@ LOGITS = {
         4 * 8,
         "float32 logits of one process would take 41 kB",
     ),
-    # Which gathers the logits of all: each has the whole vocabulary's.
+    # Each has a quarter of the vocabulary.
     "a tensor group": (
         Layout(tensor=4),
         8,
         2,
-        4 * 32,
-        "float32 logits of one process would take 164 kB",
+        4 * 8,
+        "float32 logits of one process would take 41 kB",
     ),
     "a pipeline": (
         Layout(pipeline=2),
@@ -47,7 +47,7 @@ LOGITS = {
         "float32 logits of one process would take 164 kB",
     ),
 }
-"""Processes, rows of a batch, its parts; tokens of which a process has logits, and the reason."""
+"""Processes, rows of a batch, its parts; tokens of which a process has all logits, and the reason."""
 
 
 @pytest.mark.parametrize("name", LOGITS)

@@ -1,7 +1,6 @@
 """A kind of layer is one graph without a break, with every mask; an evaluation leaves flex compiled."""
 
 import json
-import os
 import subprocess
 import sys
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.machine.layer_graphs import LAYERS
+from tests.tiny import surroundings
 
 BATCHES = ("sdpa, texts", "sdpa, documents", "flex, texts", "flex, documents")
 
@@ -20,7 +20,7 @@ def counted(*names: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=surroundings(),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

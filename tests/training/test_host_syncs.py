@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.tiny import surroundings
+
 
 @pytest.fixture(scope="module")
 def waits() -> dict[str, list[str]]:
@@ -15,6 +17,7 @@ def waits() -> dict[str, list[str]]:
         capture_output=True,
         text=True,
         check=False,
+        env=surroundings(),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])

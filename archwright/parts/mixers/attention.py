@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -92,7 +91,7 @@ class AttentionMixer(Mixer):
     def generates_indefinitely(self) -> bool:  # type: ignore[override]
         return self.pattern.value.lookback is not None
 
-    @cached_property
+    @property
     def caches_unrotated(self) -> bool:  # type: ignore[override]
         """True if angles depend on the sequence length, so that the cache contains keys before rotation."""
         return self.rotary is not None and follows_length(self.rotary.value)
