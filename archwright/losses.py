@@ -365,14 +365,16 @@ class _ShardedCrossEntropy(_CrossEntropy):
         exp_sum, logit, logit_sum = vocab.sum(sums).split(1, -1)
         log_z = largest + exp_sum.log()
         if needs_gradient:
-            gradient, weight = torch.empty_like(logits), valid.to(dtype) / divisor
+            # In float16, p / divisor would underflow before the loss scale is applied in backward.
+            stored = torch.ones_like(divisor) if logits.dtype == torch.float16 else divisor
+            gradient, weight = torch.empty_like(logits), valid.to(dtype) / stored
             for rows in _chunks(logits):
                 terms = (logits[rows].to(dtype) - log_z[rows]).exp()
                 terms.mul_((1 + 2 * z_loss * log_z[rows]) * weight[rows])
                 terms.sub_(weight[rows] * (label_smoothing / vocab.size))
                 at_target = torch.where(is_local[rows], weight[rows] * (label_smoothing - 1), 0)
                 gradient[rows] = terms.scatter_add_(-1, local[rows], at_target)
-            ctx.save_for_backward(gradient, torch.ones_like(divisor))
+            ctx.save_for_backward(gradient, stored / divisor)
         nll_sum = torch.where(valid, log_z - logit, 0).sum()
         excess = torch.where(valid, logit - logit_sum / vocab.size, 0).sum()
         z_term = z_loss * torch.where(valid, log_z.square(), 0).sum() / divisor

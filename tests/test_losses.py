@@ -395,6 +395,21 @@ class _Lockstep:
         return stacked
 
 
+def test_gradients_of_a_split_vocabulary_survive_float16() -> None:
+    """Divided by a million targets before the loss scale, they would be zero."""
+    vocab = _Lockstep(threading.Barrier(1), [torch.empty(0)], 0)
+    logits = torch.randn(4, 36, generator=torch.Generator().manual_seed(1)).half()
+    targets = torch.arange(4)
+    gradients = []
+    for shards in (None, vocab):
+        rows = logits.clone().requires_grad_()
+        loss = cross_entropy(rows, targets, num_valid=10**6, vocab=shards)
+        (gradient,) = torch.autograd.grad(loss.total * 2.0**16, rows)
+        gradients.append(gradient)
+    torch.testing.assert_close(*gradients)
+    assert (gradients[0] != 0).all()
+
+
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("softcap", ["none", 3.0])
 def test_a_split_vocabulary_has_the_loss_and_gradients_of_a_whole_one(

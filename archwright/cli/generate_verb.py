@@ -39,7 +39,7 @@ EXAMPLES = """\
 
 SETTINGS = (
     *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop"),
-    *("seed", "num_beams", "length_penalty", "early_stopping"),
+    *("lookup", "seed", "num_beams", "length_penalty", "early_stopping"),
 )
 EXCLUDE = (
     ("prompt_file", ("prompt", "source_file", "interactive")),
@@ -165,6 +165,12 @@ def _parser() -> Parser:
         action="append",
         metavar="TEXT",
         help="end before this text; may be repeated",
+    )
+    group.add_argument(
+        "--lookup",
+        type=int,
+        metavar="N",
+        help="of --temperature 0: guess N tokens at a time from the text so far; the same text, faster if it repeats",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     group.add_argument(

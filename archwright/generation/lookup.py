@@ -14,12 +14,18 @@ LONGEST = 3
 
 
 def guess(text: Sequence[int], number: int) -> list[int]:
-    """Return up to `number` tokens that followed the latest earlier place of the text's last tokens."""
+    """Return the tokens that followed the latest earlier place of the text's last tokens; none without such a place.
+
+    A place near the end repeats: after 1 2 1 2 come 1 2 1 2 and so on.
+    """
     for length in range(min(LONGEST, len(text) - 1), 0, -1):
         last = text[-length:]
         for start in range(len(text) - length - 1, -1, -1):
             if text[start : start + length] == last:
-                return list(text[start + length : start + length + number])
+                longer = [*text]
+                for i in range(number):
+                    longer.append(longer[start + length + i])
+                return longer[len(text) :]
     return []
 
 

@@ -163,6 +163,7 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "min_p": (lambda x: 0 <= x <= 1, "0 (all) to 1"),
     "repetition_penalty": (lambda x: 1e-3 <= x <= 1e3, "1e-3 to 1e3 (1: none)"),
     "seed": (lambda x: isinstance(x, int) and 0 <= x < 2**63, "0 to 2^63 - 1"),
+    "lookup": (lambda x: isinstance(x, int) and 0 <= x <= 64, "0 (none) to 64"),
     "num_samples": (
         lambda x: isinstance(x, int) and 1 <= x <= MOST_SAMPLES,
         f"1 to {MOST_SAMPLES:,}",

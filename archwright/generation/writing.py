@@ -12,6 +12,7 @@ from torch import Tensor
 
 from archwright.generation.beams import EarlyStopping, beam_search_many
 from archwright.generation.defaults import DRAWING, Searching, max_new_tokens, sampling, searching
+from archwright.generation.lookup import greedy
 from archwright.generation.reader import Reader, check_readable
 from archwright.generation.rows import Rows, can_pad, sample_rows
 from archwright.generation.sampling import Sampler, Sampling, check_settings, sample
@@ -46,6 +47,8 @@ class Settings(TypedDict, total=False):
     """Penalty on tokens of the prompt and the text so far; default 1 (none). See `sample`."""
     stop: str | Sequence[str] | None
     """Strings that end the text; not part of it."""
+    lookup: int | None
+    """Tokens that greedy decoding guesses at a time from the text so far; default 0. See `greedy`."""
     seed: int
     """Random seed of sampling; default 0. Sample i of a prompt has the seed `seed + i`."""
     num_beams: int | None
@@ -246,6 +249,7 @@ class _Task:
     stops: tuple[str, ...]
     num_samples: int
     seed: int
+    lookup: int
 
 
 class _Text:
@@ -322,7 +326,9 @@ def _results(run: OpenRun, tasks: Sequence[_Task], batch_size: int) -> Iterator[
                 task.max_new_tokens if task.search.num_beams > 1 else 0,
                 *task.start.tolist(),
             )
-        return "prompts" if pads and task.search.num_beams == 1 else id(task)
+        if task.search.num_beams > 1 or task.lookup or not pads:
+            return id(task)
+        return "prompts"
 
     for _, same in groupby(tasks, kind):
         alike = [*same]
@@ -359,16 +365,15 @@ def _tokens(run: OpenRun, task: _Task) -> Iterator[int]:
     """Return the tokens of a single task, without an end-of-text token."""
     if task.search.num_beams > 1:
         return iter(_searched(run, [task])[0])
-    return sample(
-        run.model,
-        task.start,
-        source=task.source,
-        max_new_tokens=task.max_new_tokens,
-        **asdict(task.sampling),
-        stop=run.tokenizer.stop_ids,
-        num_tokens=run.tokenizer.vocab_size,
-        seed=task.seed,
-    )
+    common: dict[str, Any] = {
+        "max_new_tokens": task.max_new_tokens,
+        "stop": run.tokenizer.stop_ids,
+        "num_tokens": run.tokenizer.vocab_size,
+    }
+    if task.lookup:
+        return greedy(run.model, task.start, lookup=task.lookup, **common)
+    drawing = asdict(task.sampling)
+    return sample(run.model, task.start, source=task.source, **drawing, seed=task.seed, **common)
 
 
 def _searched(run: OpenRun, tasks: Sequence[_Task]) -> list[list[int]]:
@@ -451,7 +456,9 @@ def _task(run: OpenRun, request: Request) -> _Task:
     start, seed = torch.tensor(ids, dtype=torch.long, device=device), settings.get("seed", 0)
     most = max_new_tokens(tokenizer, settings.get("max_new_tokens"))
     check_readable(model, has_source=has_source)
+    lookup = settings.get("lookup") or 0
     count = {"num_samples": request.num_samples, "max_new_tokens": most, "seed": seed}
+    count["lookup"] = lookup
     check_settings(model, start, **count, **asdict(drawn))
     if len(ids) > (context := model.spec.context_length) and not model.can_generate_indefinitely:
         warnings.warn(
@@ -459,7 +466,9 @@ def _task(run: OpenRun, request: Request) -> _Task:
             f"and continues from the last {max(1, context // 2):,}",
             stacklevel=3,
         )
-    return _Task(request, start, source, drawn, search, most, stops, request.num_samples, seed)
+    return _Task(
+        request, start, source, drawn, search, most, stops, request.num_samples, seed, lookup
+    )
 
 
 def _resolved(tokenizer: Tokenizer, request: Request) -> tuple[Sampling, Searching]:
@@ -491,6 +500,12 @@ def _resolved(tokenizer: Tokenizer, request: Request) -> tuple[Sampling, Searchi
     else:
         ignored = {name: value for name, value in beams.items() if name != "num_beams"}
         why = f"{beam_count}, which ignores it; expected num_beams of 2 or more"
+    lookup, penalty = settings.get("lookup"), drawn.repetition_penalty
+    if lookup and (has_source or search.num_beams > 1 or drawn.temperature or penalty != 1):
+        raise UserError(
+            f"lookup: found {lookup}, which guesses greedy text only; expected temperature = 0, and no source, beams "
+            "or repetition_penalty"
+        )
     if ignored:
         raise UserError(*(f"{name}: found {value} with {why}" for name, value in ignored.items()))
     return drawn, search

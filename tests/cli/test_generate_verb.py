@@ -84,6 +84,14 @@ def test_an_export_writes_what_its_run_writes(
     )
 
 
+def test_guessed_tokens_change_no_text(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (str(run), "--prompt", "the model", "--max-new-tokens", "150")
+    greedy = typed(capsys, *words, "--temperature", "0", "--json")
+    assert typed(capsys, *words, "--temperature", "0", "--json", "--lookup", "4") == greedy
+    (line,) = error_lines(capsys, "generate", *words, "--lookup", "4")
+    assert line.startswith("--lookup: found 4, which guesses greedy text only;")
+
+
 def test_lines_of_json_have_settings(
     run: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

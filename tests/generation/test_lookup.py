@@ -14,7 +14,13 @@ SHAPE = ("dim=64", "num_layers=2", "vocab_size=24", "context_length=96")
 
 @pytest.mark.parametrize(
     ("text", "number", "expected"),
-    [([1, 2, 3, 4, 1, 2], 2, [3, 4]), ([1, 2], 3, []), ([5, 5, 5], 3, [5]), ([1], 2, [])],
+    [
+        ([1, 2, 3, 4, 1, 2], 2, [3, 4]),
+        ([1, 2], 3, []),
+        ([5, 5, 5], 3, [5, 5, 5]),
+        ([7, 1, 2, 1, 2], 3, [1, 2, 1]),
+        ([1], 2, []),
+    ],
 )
 def test_guesses_follow_the_latest_place(text: list[int], number: int, expected: list[int]) -> None:
     assert lookup.guess(text, number) == expected
