@@ -330,7 +330,7 @@ def decode(at: Stage) -> None:
         shape = at.shape(full)
         model = build(llama_spec(shape), seed=0, device=at.device).bfloat16().eval()
         prompt = torch.zeros(shape.length // 2, dtype=torch.long, device=at.device)
-        tokens = sample(model, prompt, max_tokens=4 if at.tiny else 200)
+        tokens = sample(model, prompt, max_new_tokens=4 if at.tiny else 200)
         next(tokens)
         start = time.perf_counter()
         speed = sum(1 for _ in tokens) / (time.perf_counter() - start)

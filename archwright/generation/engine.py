@@ -26,7 +26,7 @@ Map = Callable[[Tensor], Tensor]
 
 
 class Engine:
-    """Reads one token of each sequence into a cache that the model has begun.
+    """Reads one token of each sequence into a filled cache of the model.
 
     It calls the same operations as the model in the same order, on rows without an axis of time. Each layer is
     x = x + norm_out(f(norm_in(x))) for softmax attention and a dense feed-forward; see `accepts`.
@@ -176,7 +176,7 @@ def _norm(norm: nn.Module | None) -> Map:
 
 
 def _is_plain(layer: Layer) -> bool:
-    """True if `_Layer` computes what the layer does."""
+    """True if `_Layer` computes the same as the layer."""
     wiring, mixers = layer.residual, layer.mixers()
     extra = (layer.embedding_skip, layer.layer_embedding, layer.layer_scalar)
     if type(layer) is not Layer or any(part is not None for part in extra) or len(mixers) != 1:

@@ -1,4 +1,4 @@
-"""Prompt lookup: greedy decoding that guesses further tokens from the text so far."""
+"""Prompt lookup: greedy decoding that guesses tokens from earlier text."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -10,13 +10,13 @@ from archwright.generation.reader import Reader
 from archwright.model.model import Decoder
 
 LONGEST = 3
-"""Most tokens at the end of the text that are looked for earlier in it."""
+"""Maximum length of the match."""
 
 
 def guess(text: Sequence[int], number: int) -> list[int]:
-    """Return the tokens that followed the latest earlier place of the text's last tokens; none without such a place.
+    """Return the tokens after the latest earlier match of the text's last tokens; none without a match.
 
-    A place near the end repeats: after 1 2 1 2 come 1 2 1 2 and so on.
+    A match near the end repeats: 1 2 1 2 continues as 1 2 1 2 1 2.
     """
     for length in range(min(LONGEST, len(text) - 1), 0, -1):
         last = text[-length:]
@@ -41,9 +41,9 @@ def greedy(
 ) -> Iterator[int]:
     """Yield the most likely tokens, as `sample` does at temperature 0, with fewer passes over the weights.
 
-    Each pass reads the last token and up to `lookup` guessed ones. Guesses are kept as far as the model would have
-    written them itself, so the text is the same up to rounding. Models whose states keep no single tokens, such as
-    recurrences and windows, guess nothing.
+    Each pass reads the last token and up to `lookup` guesses, and accepts them up to the first that differs from the
+    model's choice. So the text is the same up to rounding. Recurrences and windows cannot forget rejected guesses, and
+    decode without guesses.
 
     Source: Saxena, 2023, Prompt Lookup Decoding; verification: Leviathan et al., 2022.
     """

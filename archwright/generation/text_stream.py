@@ -10,7 +10,7 @@ class Characters:
     """Decodes tokens one by one. A character may span several tokens.
 
     Args:
-        prompt: Ids of the text before, of which nothing is returned.
+        prompt: Ids of the preceding text, which is not returned.
         keep_special: Return the names of special tokens.
     """
 

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, TypedDict, Unpack, overload
@@ -20,12 +20,13 @@ from archwright.generation.text_stream import Characters, StopStrings
 from archwright.hf.import_export import open_any
 from archwright.runs.load import OpenRun, Run
 from archwright.spec.errors import UserError, nearest
-from archwright.text.chat import Message, render_chat
 from archwright.text.tokenizer import Tokenizer
 
 BATCH_SIZE = 64
 SEARCHING = ("num_beams", "length_penalty", "early_stopping")
 
+Message = Mapping[str, Any]
+"""A message of a conversation, such as {"role": "user", "content": "Hello"}."""
 Prompt = str | Sequence[Message]
 """A text to continue, or a conversation to answer: `[{"role": "user", "content": "Hello"}]`."""
 
@@ -48,7 +49,7 @@ class Settings(TypedDict, total=False):
     stop: str | Sequence[str] | None
     """Strings that end the text; not part of it."""
     lookup: int | None
-    """Tokens that greedy decoding guesses at a time from the text so far; default 0. See `greedy`."""
+    """Tokens per guess of greedy decoding, from earlier text; default 0. See `greedy`."""
     seed: int
     """Random seed of sampling; default 0. Sample i of a prompt has the seed `seed + i`."""
     num_beams: int | None
@@ -442,6 +443,8 @@ def _task(run: OpenRun, request: Request) -> _Task:
         first = tokenizer.decoder_start if has_source else (tokenizer.begin_of_text,)
         ids = [*first, *tokenizer.encode(request.prompt).tolist()]
     else:
+        from archwright.text.chat import render_chat  # loads jinja2
+
         chat = render_chat(tokenizer, request.prompt)
         ids = tokenizer.encode(chat, allowed_special="all").tolist()
     source = None
@@ -457,9 +460,8 @@ def _task(run: OpenRun, request: Request) -> _Task:
     most = max_new_tokens(tokenizer, settings.get("max_new_tokens"))
     check_readable(model, has_source=has_source)
     lookup = settings.get("lookup") or 0
-    count = {"num_samples": request.num_samples, "max_new_tokens": most, "seed": seed}
-    count["lookup"] = lookup
-    check_settings(model, start, **count, **asdict(drawn))
+    count = {"num_samples": request.num_samples, "max_new_tokens": most, "lookup": lookup}
+    check_settings(model, start, **count, **asdict(drawn), seed=seed)
     if len(ids) > (context := model.spec.context_length) and not model.can_generate_indefinitely:
         warnings.warn(
             f"prompt: found {len(ids):,} tokens; the model's context is {context:,}, so it reads the last {context:,} "

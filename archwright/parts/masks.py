@@ -602,12 +602,8 @@ class AttentionMask:
         if self.given is not None:
             row_of_given = row if len(self.given) > 1 else 0 * row
             seen = self.given[row_of_given, head if self.num_heads > 1 else 0 * head, query, key]
-        elif self.pattern.needs_length:
-            lengths = self.text_lengths
-            length = lengths[row if len(lengths) > 1 else 0, query]
-            seen = self.pattern.visible_in(here, there, length, kept.length, head)
         else:
-            seen = self.shows(row, head, here, there)
+            seen = self.shows(row, head, query, here, there)
         if self.kept is not None:
             seen = seen & (there >= 0)
         if at.segment_ids is not None and kept.segment_ids is not None:
@@ -620,9 +616,19 @@ class AttentionMask:
             seen = torch.where(at.padding_mask[row, query], seen, itself)
         return seen
 
-    def shows(self, row: Tensor, head: Tensor, here: Tensor, there: Tensor) -> Tensor:
-        """True if the pattern shows index `there` of the keys to index `here` of the queries; shapes broadcast."""
+    def shows(
+        self, row: Tensor, head: Tensor, query: Tensor, here: Tensor, there: Tensor
+    ) -> Tensor:
+        """True if the pattern shows index `there` of the keys to index `here` of the queries; shapes broadcast.
+
+        Args:
+            query: columns of the queries, for their texts' lengths.
+        """
         pattern, prefix = self.pattern, self.layout.prefix
+        if pattern.needs_length:
+            lengths = self.text_lengths
+            length = lengths[row if len(lengths) > 1 else 0, query]
+            return pattern.visible_in(here, there, length, self.keys_at.length, head)
         if prefix is not None and isinstance(pattern, Prefix):
             pattern = Prefix(pattern.spec, prefix[row])
         return pattern.visible(here, there, *([head] if self.num_heads > 1 else []))

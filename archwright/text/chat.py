@@ -16,12 +16,11 @@ from archwright.text.companions import CONFIG, content, table
 from archwright.text.json_table import first_line
 from archwright.text.tokenizer import Tokenizer
 
-Message = Mapping[str, Any]
-"""A message of a conversation, such as {"role": "user", "content": "Hello"}."""
 
-
-def render_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
+def render_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> str:
     """Return a conversation as text, up to the start of the next answer.
+
+    A message is an object such as {"role": "user", "content": "Hello"}.
 
     The text names special tokens: encode it with `allowed_special="all"`. It needs no begin-of-text token.
 

@@ -276,10 +276,10 @@ def _widened(logits: Tensor) -> Tensor:
 
 
 def _whole_loss(
-    model: nn.Module, part: Batch, precision: Precision, **settings: Any
+    model: Any, part: Batch, precision: Precision, **settings: Any
 ) -> tuple[Loss, Output]:
     """Return the loss of the tokens, and the output."""
-    head = getattr(model, "head", None)
+    head: nn.Module = model.head
     if isinstance(head, Head) and head.vocab is not None:
         return _chunked_loss(model, part, precision, whole=True, **settings)
     with precision.autocast():

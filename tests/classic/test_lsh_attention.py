@@ -29,6 +29,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "windows that differ": {
         "mask": {"kind": "dilated_window", "size": 6, "dilation": 2, "dilated_heads": 1}
     },
+    "last blocks of texts": {
+        "mask": {"kind": "big_bird", "block_size": 2, "num_random": 1, "random": "first"}
+    },
     "a scale": {"scale": {"kind": "fixed", "value": 0.5}},
     "chunks of one": {"chunk_size": 1, "chunks_before": 2},
 }
@@ -79,7 +82,7 @@ def _head(
             keys = [k for step in steps for k in chunks[(own + step) % len(chunks)]]
             if length <= size:
                 keys = [*range(length)]
-            seen = [k for k in keys if k != i and sees(choice.mask, i, k, head, HEADS)]
+            seen = [k for k in keys if k != i and sees(choice.mask, i, k, head, HEADS, length)]
             scores = [score(part, q[i], q[k]) for k in seen] or [-1e5] * keys.count(i)
             values = v[seen or [i] * keys.count(i)]
             total = np.logaddexp.reduce(scores)

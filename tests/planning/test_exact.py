@@ -89,8 +89,7 @@ def without_scans(leaf: Any, formula: Formula, args: Any, kwargs: Any) -> Any:
 
 def beside_the_plan(model: Decoder, length: int) -> float:
     """Return the FLOPs per token that the formula's plain code computes and a plan does not count: pairs that a mask
-    hides, and Longformer's global tokens, which ask twice; less what it computes once for all rows of a batch and not
-    for each token, the maps of distances."""
+    hides; less what it computes once for all rows of a batch and not for each token, the maps of distances."""
     return sum(
         beside_the_plan_of(mixer, length)
         for layer in model.all_layers
@@ -105,8 +104,20 @@ def beside_the_plan_of(mixer: AttentionMixer, length: int) -> float:
     mask: Mask = pattern.spec  # type: ignore[attr-defined]
     layer = getattr(pattern, "layer", 1)  # of masks that differ by it
     shown = brute_pairs(mask, length, mixer.num_heads, layer) / length
-    again = min(length, mixer.num_global) if isinstance(mixer, LongformerAttention) else 0
-    more: float = pair_flops(mixer) * (length - shown + again)
+    computed = float(length)
+    if isinstance(mixer, LongformerAttention):  # queries of global tokens are answered twice
+        few = range(min(length, mixer.num_global))
+        near = mask.model_copy(update={"num_global": 0})
+        heads = range(mixer.num_heads)
+        seen = sum(
+            k in few or sees(near, q, k, head, mixer.num_heads, length, layer)
+            for head in heads
+            for q in few
+            for k in range(length)
+        )
+        shown += seen / mixer.num_heads / length
+        computed += len(few)
+    more: float = pair_flops(mixer) * (computed - shown)
     for module in mixer.modules():
         if isinstance(module, TransformerXL):
             number = (2 * length - 1) / length

@@ -292,7 +292,8 @@ def attend_in_chunks(
     here, there = index[..., None], _beside(index[..., None], chunks.beside).mT
     row = torch.arange(batch, device=q.device).view(-1, 1, 1, 1, 1)  # [batch, 1, 1, 1, 1]
     head = torch.arange(heads, device=q.device).view(-1, 1, 1, 1)  # [heads, 1, 1, 1]
-    visible = mask.shows(row, head, here, there) & (there != NOTHING)
+    query = at.clamp(max=length - 1).unflatten(-1, (-1, size))[..., None]
+    visible = mask.shows(row, head, query, here, there) & (there != NOTHING)
     scores = scores.masked_fill(~visible, HIDDEN).masked_fill(here == there, SELF)
     denominators = scores.logsumexp(-1, keepdim=True)
     weights = F.dropout((scores - denominators).exp(), dropout, dropout > 0)
