@@ -362,8 +362,8 @@ def commands(at: Stage) -> None:
         for name, command in [*steps.items()][: 1 if at.tiny else None]:
             start = time.perf_counter()
             done = subprocess.run(command, capture_output=True, text=True)
-            last = (done.stdout + done.stderr).strip().splitlines()[-1:]
-            at.put(name, done.returncode, f"{_verdict(not done.returncode)}: {last}"[:200])
+            last = (done.stdout + done.stderr).strip().splitlines()[-1:] if done.returncode else ""
+            at.put(name, done.returncode, f"{_verdict(not done.returncode)} {last}"[:200])
             at.put(f"{name}: time", time.perf_counter() - start, "s")
 
 

@@ -18,6 +18,7 @@ from archwright.cli.main import VERBS
 from archwright.cli.models import load_model, load_recipe
 from archwright.cli.parser import Parser
 from archwright.cli.plan_variants import variants
+from archwright.cli.plan_verb import HARDWARE
 from archwright.lab.design.command_line import study_of
 from archwright.lab.design.planner import USUAL_SIZE
 from archwright.lab.design.variants import arms, is_variant, sized_by_user
@@ -118,9 +119,11 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    assert variants([*map(_there, options.what)])
+    keys = [word for word in options.what if word.startswith(HARDWARE)]
+    assert variants([_there(word) for word in options.what if word not in keys])
     workload(
-        hardware="h100" if options.hardware == "this" else options.hardware,
+        hardware="h100" if options.hardware in ("this", *OWN) else options.hardware,
+        hardware_keys=[key.removeprefix(HARDWARE) for key in keys],
         devices=options.devices or 8,
         precision=options.precision,
         tokens=options.tokens,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -192,7 +192,10 @@ LAWS = (
 )
 
 
-@settings(max_examples=COMPOSITIONS)
+@settings(
+    max_examples=COMPOSITIONS,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 @given(two_stack_specs(), st.integers(0, 2**20))
 def test_every_composition_of_two_stacks_is_lawful(spec: ModelSpec, seed: int) -> None:
     try:
