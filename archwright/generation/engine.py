@@ -106,7 +106,7 @@ class _Attention:
         self.norms = (_norm(mixer.query_norm), _norm(mixer.key_norm)) if has_norm else None
         self.norm_flat = mixer.spec.qk_norm_over == "projection"
         self.norm_first = mixer.spec.qk_norm_position == "before"
-        self.max_length = max_length(mixer.pattern.value)
+        self.pattern, self.max_length = mixer.pattern, max_length(mixer.pattern.value)
         halves = self.rotary is not None and self.rotary.value.spec.pairing == "half"
         self.rolls = halves and self.rotary.value.num_rotary == self.width
 
@@ -131,7 +131,9 @@ class _Attention:
         group = q.shape[2]
         if group == 1 and q.itemsize == 2 and q.device.type == "cpu":  # as in `sdpa`
             q = torch.cat((q, q), 2)
-        y = F.scaled_dot_product_attention(q, keys, values, scale=self.scale)
+        # One query sees all stored keys, except the free slots of shorter texts.
+        mask = None if context.layout.index is None else context.mask(self.pattern, 1).dense
+        y = F.scaled_dot_product_attention(q, keys, values, mask, scale=self.scale)
         # [rows, heads * value_dim]
         out: Tensor = self.out(y[:, :, :group].reshape(rows, -1))
         return out

@@ -19,7 +19,8 @@ class Reader:
     A model with unbounded masks restarts at `context_length` from the last half of the tokens, so that it never sees
     more tokens than in training. A model with bounded masks never restarts. A model without a cache reads the last
     `context_length` tokens again for every token. A sequence that grows past a switch length (LongRoPE), at which
-    all rotation angles change, is read again from its start.
+    all rotation angles change, is read again from its start. Sequences of unequal length are padded on the left; the
+    cache is filled again for all of them when one restarts.
 
     Args:
         sources: Encoder token ids of each sequence, for a model with an encoder.
@@ -32,7 +33,7 @@ class Reader:
         check_readable(model, has_source=sources is not None)
         self._sources = None if sources is None else _side_by_side(sources)
         self.model, self.context = model, model.spec.context_length
-        self._text = torch.empty(1 if sources is None else len(sources), 0, dtype=torch.long)
+        self._text, self._lengths = torch.empty(0, 0, dtype=torch.long), list[int]()
         self._cache = model.new_cache() if model.can_cache else None
         self._switches = model.switch_lengths
         self._engine = Engine(model) if Engine.accepts(model) else None
@@ -41,20 +42,27 @@ class Reader:
         """Return the logits after the next tokens of a single sequence."""
         return self.read_rows(tokens[None])[0]
 
+    def read_prompts(self, prompts: Sequence[Tensor]) -> Float[Tensor, "rows vocab"]:
+        """Return the logits after the first tokens of each sequence, which may be of unequal length."""
+        tokens = pad_sequence([*prompts], batch_first=True, padding_side="left")  # [rows, longest]
+        return self._logits(*self._to_read(tokens, [*map(len, prompts)]))
+
     def read_rows(self, tokens: Int[Tensor, "rows length"]) -> Float[Tensor, "rows vocab"]:
         """Return the logits after the next tokens of each sequence."""
-        tokens = self._with_context(tokens)
+        return self._logits(*self._to_read(tokens))
+
+    def _logits(self, tokens: Tensor, real: Tensor | None) -> Tensor:
         cache, one = self._cache, tokens.shape[1] == 1
         plain = not torch.is_grad_enabled() and not torch.is_autocast_enabled(tokens.device.type)
         if self._engine is not None and cache is not None and cache.num_read and one and plain:
             return self._engine.logits(tokens, cache)
-        logits: Tensor = self.model.head(self._hidden(tokens)[:, -1])
+        logits: Tensor = self.model.head(self._hidden(tokens, real)[:, -1])
         return logits
 
     def read_all(self, tokens: Int[Tensor, " length"]) -> Float[Tensor, "length vocab"]:
         """Return the logits after each of the next tokens of a single sequence, at most `room`."""
         assert len(tokens) <= self.room
-        logits: Tensor = self.model.head(self._hidden(self._with_context(tokens[None]))[0])
+        logits: Tensor = self.model.head(self._hidden(*self._to_read(tokens[None]))[0])
         return logits
 
     @property
@@ -68,48 +76,71 @@ class Reader:
         assert self._cache is not None
         self._cache.forget(number)
         self._text = self._text[:, : self._text.shape[1] - number]
+        self._lengths = [length - number for length in self._lengths]
 
-    def _hidden(self, tokens: Tensor) -> Tensor:
+    def _hidden(self, tokens: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Return the input of the head for each token, [rows, length, dim]."""
         fresh = self._cache is None or not self._cache.num_read
         if self._sources is not None:
             source, real = self._sources if fresh else (None, None)
             read: Callable[..., Tensor] = self.model.hidden  # an encoder reads the source first
-            return read(source, tokens, padding_mask=real, cache=self._cache)
+            masks = {"padding_mask": real, "decoder_padding_mask": padding_mask}
+            return read(source, tokens, **masks, cache=self._cache)
         prefix = self._prefix(tokens) if self._cache is not None and fresh else None
-        return self.model.hidden(tokens, prefix_lengths=prefix, cache=self._cache)
+        return self.model.hidden(
+            tokens, padding_mask=padding_mask, prefix_lengths=prefix, cache=self._cache
+        )
 
     def reorder(self, rows: Int[Tensor, " new_rows"]) -> None:
         """Reorder the sequences by index; indices may repeat or be missing."""
-        self._text = self._text[rows.to(self._text.device)]
+        if self._text.numel():
+            self._text = self._text[rows]
+        self._lengths = [self._lengths[row] for row in rows.tolist()]
         if self._sources is not None:
             tokens, real = self._sources
             self._sources = tokens[rows], None if real is None else real[rows]
         if self._cache is not None:
             self._cache.reorder(rows)
 
-    def _with_context(self, tokens: Tensor) -> Tensor:
-        """Return the tokens to read: the new ones, after earlier ones if reading restarts."""
-        cache, num_new = self._cache, tokens.shape[1]
+    def _to_read(
+        self, tokens: Tensor, lengths: list[int] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens to read and their padding mask: the new ones, after earlier ones if reading restarts.
+
+        Args:
+            lengths: number of tokens in each of the first sequences. Default: no padding.
+        """
+        cache, rows = self._cache, len(tokens)
+        before = self._lengths or [0] * rows
+        self._lengths = lengths or [length + tokens.shape[1] for length in before]
         endless = cache is not None and self.model.can_generate_indefinitely
-        if cache is not None and endless and cache.num_read > max(self._switches, default=-1):
-            return tokens  # earlier tokens are never needed again
-        # Without sources, the first tokens say how many sequences there are.
-        text = self._text if self._text.numel() else tokens[:, :0]
-        self._text = torch.cat((text, tokens), 1)
-        if not endless:
-            self._text = self._text[:, -self.context :]
-        if cache is None:
-            return self._text
-        if not endless and cache.num_read + num_new > self.context:
-            if cache.num_read:
-                self._text = self._text[:, -max(1, self.context // 2) :]
-                self._cache = self.model.new_cache()
-            return self._text  # if the prompt is too long, its end
-        if any(0 < cache.num_read <= s < cache.num_read + num_new for s in self._switches):
+        if endless and min(before) > max(self._switches, default=-1):
+            return tokens, self._padding_mask(tokens)  # earlier tokens are never needed again
+        self._text = torch.cat((self._text, tokens), 1) if any(before) else tokens
+        if not endless and (cache is None or max(self._lengths) > self.context):
+            # The end of a prompt that is too long, and of a longer text its last half.
+            most = (
+                max(1, self.context // 2) if cache is not None and cache.num_read else self.context
+            )
+            self._lengths = [n if n <= self.context else most for n in self._lengths]
+        elif not any(
+            0 < old <= switch < new
+            for old, new in zip(before, self._lengths, strict=True)
+            for switch in self._switches
+        ):
+            return tokens, self._padding_mask(tokens)
+        if cache is not None and cache.num_read:
             self._cache = self.model.new_cache()
-            return self._text
-        return tokens
+        self._text = self._text[:, -max(self._lengths) :]
+        return self._text, self._padding_mask(self._text)
+
+    def _padding_mask(self, tokens: Tensor) -> Tensor | None:
+        """Return the padding mask of tokens that a cache reads first; None without padding."""
+        if (self._cache is not None and self._cache.num_read) or len({*self._lengths}) == 1:
+            return None
+        length = tokens.shape[1]
+        lengths = torch.tensor(self._lengths, device=tokens.device)[:, None]
+        return torch.arange(length, device=tokens.device) >= length - lengths
 
     def _prefix(self, tokens: Tensor) -> Tensor | None:
         """Return prefix lengths [rows] if a prompt is shorter than the masks' prefix."""
@@ -118,6 +149,11 @@ class Reader:
         if length >= max(sizes, default=0):
             return None
         return torch.full((rows,), min(length, *sizes))
+
+
+def can_pad(model: Decoder) -> bool:
+    """True if sequences of unequal length can be read side by side: no mask has a prefix."""
+    return not any(map(prefix_size, model.masks.values()))
 
 
 def check_readable(model: Decoder, *, has_source: bool) -> None:

@@ -1,6 +1,6 @@
 """Sampling from a model, one token at a time."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,27 @@ class Sampler:
         if self._seen is not None and token not in self._seen:
             self._seen = torch.cat((self._seen, self._seen.new_tensor([token])))
         return token
+
+
+@torch.inference_mode()
+def sample_rows(
+    reader: Reader,
+    logits: Float[Tensor, "rows vocab"],
+    samplers: Sequence[Sampler],
+    take: Sequence[Callable[[int], bool]],
+) -> None:
+    """Draw tokens for each sequence from `logits` on, until its `take` returns False."""
+    left = [*zip(samplers, take, strict=True)]
+    while True:
+        tokens = [sampler(row) for (sampler, _), row in zip(left, logits, strict=True)]
+        goes_on = [take(token) for (_, take), token in zip(left, tokens, strict=True)]
+        live = [i for i, goes in enumerate(goes_on) if goes]
+        if not live:
+            return
+        if len(live) < len(left):
+            left = [left[i] for i in live]
+            reader.reorder(torch.tensor(live, device=logits.device))
+        logits = reader.read_rows(torch.tensor([[tokens[i]] for i in live], device=logits.device))
 
 
 def draw(

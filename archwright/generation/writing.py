@@ -13,9 +13,14 @@ from torch import Tensor
 from archwright.generation.beams import EarlyStopping, beam_search_many
 from archwright.generation.defaults import DRAWING, Searching, max_new_tokens, sampling, searching
 from archwright.generation.lookup import greedy
-from archwright.generation.reader import Reader, check_readable
-from archwright.generation.rows import Rows, can_pad, sample_rows
-from archwright.generation.sampling import Sampler, Sampling, check_settings, sample
+from archwright.generation.reader import Reader, can_pad, check_readable
+from archwright.generation.sampling import (
+    Sampler,
+    Sampling,
+    check_settings,
+    sample,
+    sample_rows,
+)
 from archwright.generation.text_stream import Characters, StopStrings
 from archwright.hf.import_export import open_any
 from archwright.runs.load import OpenRun, Run
@@ -398,13 +403,8 @@ def _sample_batch(
     """Sample texts side by side. Prompts and sources are read once for all their samples."""
     model, starts = run.model.eval(), [task.start for task in tasks]
     sources = [task.source for task in tasks if task.source is not None]
-    rows: Reader | Rows
-    if sources or len(tasks) == 1:
-        rows = Reader(model, sources or None)
-        logits = rows.read_rows(starts[0].expand(len(tasks), -1))
-    else:
-        rows = padded = Rows(model, starts)
-        logits = padded.read_prompts()
+    reader = Reader(model, sources or None)
+    logits = reader.read_prompts(starts)
     live = [n for n, text in enumerate(texts) if text.task.max_new_tokens]
     if not live:
         return
@@ -412,7 +412,7 @@ def _sample_batch(
     origins = [(row, i) for row, task in enumerate(tasks) for i in range(task.num_samples)]
     origins = [origins[n] for n in live]
     repeated = torch.tensor([row for row, _ in origins], device=logits.device)
-    rows.reorder(repeated)
+    reader.reorder(repeated)
     samplers = [
         Sampler(tasks[row].sampling, tasks[row].seed + i, starts[row], run.tokenizer.vocab_size)
         for row, i in origins
@@ -425,7 +425,7 @@ def _sample_batch(
 
         return take
 
-    sample_rows(rows, logits[repeated], samplers, [taker(texts[n]) for n in live])
+    sample_rows(reader, logits[repeated], samplers, [taker(texts[n]) for n in live])
 
 
 def _task(run: OpenRun, request: Request) -> _Task:

@@ -65,7 +65,7 @@ class _Int8:
             y = linear(x, self.q.to(x.dtype), None) * self.scale[:, 0].to(x.dtype)
         else:
             # [..., d_in] -> [rows, d_in]; [rows, d_out] -> [..., d_out]
-            flat = x.reshape(rows, -1).bfloat16()
+            flat = x.reshape(rows, -1).bfloat16().contiguous()
             y = torch.ops.aten._weight_int8pack_mm(flat, self.q, self.scale[:, 0])
             y = y.view(*x.shape[:-1], -1).to(x.dtype)  # [..., d_out]
         return y if bias is None else y + bias.to(y.dtype)
@@ -87,7 +87,7 @@ class _Int4:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # [..., d_in] -> [rows, d_in]; [rows, d_out] -> [..., d_out]
-        flat = x.reshape(-1, x.shape[-1]).bfloat16()
+        flat = x.reshape(-1, x.shape[-1]).bfloat16().contiguous()
         y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.q, GROUP, self.scales)
         y = y.view(*x.shape[:-1], -1).to(x.dtype)  # [..., d_out]
         return y if bias is None else y + bias.to(y.dtype)

@@ -137,7 +137,7 @@ class KVCache(LayerState):
         return [held[:, :, : slots.num_used].transpose(1, 2) for held in self._held]
 
     def update_one(self, slots: "SlotTable", *new: Tensor) -> list[Tensor]:
-        """Store a further token of sequences that are alike; return all keys and values.
+        """Store a further token of each sequence; return all keys and values.
 
         Shapes: [batch, heads, 1, width], and the result [batch, heads, slots, width].
         """

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archwright.generation.rows import Rows, can_pad, sample_rows
-from archwright.generation.sampling import Sampler, Sampling
+from archwright.generation.reader import Reader, can_pad
+from archwright.generation.sampling import Sampler, Sampling, sample_rows
 from archwright.hf.import_export import open_any
 from archwright.hf.pretrained import as_pretrained
 from archwright.runs.load import Run
@@ -100,9 +100,9 @@ class ArchwrightLM(HFLM):  # type: ignore[misc]
 
         size = len(prompts) if can_pad(model) else 1
         for i in range(0, len(prompts) if room else 0, size):
-            rows, batch = Rows(model, prompts[i : i + size]), texts[i : i + size]
-            samplers = [Sampler(Sampling(**drawing), 0, p) for p in prompts[i : i + size]]
-            sample_rows(rows, rows.read_prompts(), samplers, [*map(taker, batch)])
+            reader, batch, several = Reader(model), texts[i : i + size], prompts[i : i + size]
+            samplers = [Sampler(Sampling(**drawing), 0, prompt) for prompt in several]
+            sample_rows(reader, reader.read_prompts(several), samplers, [*map(taker, batch)])
         # [batch, length + longest text]
         return torch.nn.utils.rnn.pad_sequence(
             [torch.cat((c, c.new_tensor(t))) for c, t in zip(context, texts, strict=True)],

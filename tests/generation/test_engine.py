@@ -21,16 +21,18 @@ def tiny(name: str) -> Decoder:
     return build(spec, seed=0).eval()
 
 
-def both(model: Decoder, steps: int = 24, rows: int = 2) -> list[tuple[Tensor, Tensor]]:
+def both(
+    model: Decoder, steps: int = 24, lengths: tuple[int, ...] = (9, 9)
+) -> list[tuple[Tensor, Tensor]]:
     """Return logits of the engine beside those of the model."""
     dice = torch.Generator().manual_seed(0)
-    text = torch.randint(0, 128, (rows, 9 + steps), generator=dice)
+    text = torch.randint(0, 128, (len(lengths), 9 + steps), generator=dice)
     fast, slow = Reader(model), Reader(model)
     assert fast._engine is not None
     slow._engine = None
     for reader in (fast, slow):
-        reader.read_rows(text[:1, :9])
-        reader.reorder(torch.zeros(rows, dtype=torch.long))
+        reader.read_prompts([row[:n] for row, n in zip(text, lengths, strict=True)])
+        reader.reorder(torch.arange(len(lengths)).flip(0))
     return [
         (fast.read_rows(text[:, n : n + 1]), slow.read_rows(text[:, n : n + 1]))
         for n in range(9, 9 + steps)
@@ -45,6 +47,14 @@ def test_every_preset_is_declined_or_equal(name: str) -> None:
         assert name not in ACCEPTED.split()
         return
     for fast, slow in both(model):
+        assert torch.allclose(fast, slow, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ACCEPTED.split())
+@torch.inference_mode()
+def test_texts_of_unequal_length(name: str) -> None:
+    """Beyond the window and the context, too."""
+    for fast, slow in both(tiny(name), 80, (3, 9, 1)):
         assert torch.allclose(fast, slow, atol=1e-5, rtol=1e-5)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from archwright import hf
-from archwright.generation.rows import Rows, can_pad
+from archwright.generation.reader import Reader, can_pad
 from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.parts.mixers import RecurrentMixer
 from tests.hf.library import ENTRIES, OUTSIDE, build, randomise, save
@@ -66,8 +66,8 @@ def test_greedy_text_is_that_of_the_library(name: str, tmp_path: Path) -> None:
         output_logits=True,
     )
     new = found.sequences[:, longest:]
-    rows, compared = Rows(ours, prompts), [0] * len(lengths)
-    logits = rows.read_prompts()
+    reader, compared = Reader(ours), [0] * len(lengths)
+    logits = reader.read_prompts(prompts)
     live = set(range(len(lengths)))
     for step in range(number):
         best = found.logits[step].float().topk(2).values
@@ -77,5 +77,5 @@ def test_greedy_text_is_that_of_the_library(name: str, tmp_path: Path) -> None:
             compared[row] += 1
         if not live or step + 1 == number:
             break
-        logits = rows.read_rows(new[:, step : step + 1])
+        logits = reader.read_rows(new[:, step : step + 1])
     assert max(compared) > min(number, 8) - 1
