@@ -72,7 +72,7 @@ bench-full: $(PEERS)/.installed  ## the same for longer, and all other benches (
 	$(PEERS)/bin/python bench/optimizers.py
 	$(PEERS)/bin/python bench/generate.py
 
-bench-decode: $(PEERS)/.installed  ## time greedy decoding beside transformers and litgpt (half an hour)
+bench-decode: $(PEERS)/.installed  ## time greedy decoding beside transformers, litgpt and llama.cpp (half an hour)
 	$(PEERS)/bin/python bench/decode.py
 
 docs: $(VENV)/.installed-dev  ## make the generated data and pages again

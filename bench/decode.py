@@ -1,9 +1,10 @@
-"""Tokens per second of greedy decoding with one set of weights: archwright beside transformers and litgpt.
+"""Tokens per second of greedy decoding with one set of weights: archwright beside transformers, litgpt and llama.cpp.
 
     python bench/decode.py [--models 30M 110M] [--rows 1 8] [--dtypes bf16 int8] [--blocks 7] [--help]
 
-A Llama-shaped model with random weights is exported; transformers reads the export, litgpt has weights of its own of
-the same shapes. Everyone reads a prompt and writes as many tokens, greedily, in blocks that take turns in one process.
+A Llama-shaped model with random weights is exported; transformers reads the export, llama.cpp a GGUF file of it, and
+litgpt has weights of its own of the same shapes. llama.cpp takes part with one row, if llama-cpp-python and gguf are
+installed. Everyone reads a prompt and writes as many tokens, greedily, in blocks that take turns in one process.
 Ratios are medians over pairs of blocks, with their bootstrap intervals. The share of the memory's rate counts the
 weights of each pass once, against the rate at which a sum reads a large tensor. The page goes to bench/results/.
 """
@@ -15,7 +16,9 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +26,7 @@ from torch import Tensor
 if __name__ == "__main__":  # as a script, its own folder is on the path
     sys.path.insert(0, str(Path(__file__).parents[1]))
 from archwright.generation.reader import Reader
+from archwright.hf.saving import save
 from archwright.model import build
 from archwright.model.model import Decoder
 from archwright.model.quantisation import quantise
@@ -52,15 +56,15 @@ def ours(model: Decoder) -> Write:
     return write
 
 
-def transformers_modes(folder: str, dtype: torch.dtype) -> dict[str, Write]:
-    """Return transformers' generation from the export: with a growing cache, and with a static one."""
+def transformers_modes(folder: str, dtype: torch.dtype, compiled: bool) -> dict[str, Write]:
+    """Return transformers' generation from the export: with a growing cache, with a static one, and compiled."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa"
     ).eval()
 
-    def written_with(**options: str) -> Write:
+    def written_with(**options: Any) -> Write:
         @torch.inference_mode()
         def write(prompt: Tensor, number: int) -> Tensor:
             found: Tensor = model.generate(
@@ -70,15 +74,22 @@ def transformers_modes(folder: str, dtype: torch.dtype) -> dict[str, Write]:
                 min_new_tokens=number,
                 max_new_tokens=number,
                 pad_token_id=0,
-                disable_compile=True,
                 **options,
             )
             return found[:, prompt.shape[1] :]
 
         return write
 
-    static = written_with(cache_implementation="static")
-    return {"transformers": written_with(), "transformers, static cache": static}
+    static = {"cache_implementation": "static"}
+    modes = {
+        "transformers": written_with(disable_compile=True),
+        "transformers, static cache": written_with(**static, disable_compile=True),
+    }
+    if compiled:
+        compile_config = transformers.CompileConfig(fullgraph=False, mode="default")
+        compile_config._compile_all_devices = True  # by default, GPUs only
+        modes["transformers, compiled"] = written_with(**static, compile_config=compile_config)
+    return modes
 
 
 def litgpt_mode(shape: Shape, dtype: torch.dtype) -> Write:
@@ -100,6 +111,61 @@ def litgpt_mode(shape: Shape, dtype: torch.dtype) -> Write:
     return write
 
 
+def llama_cpp_mode(folder: str, shape: Shape, kind: str, args: argparse.Namespace) -> Write:
+    """Return llama.cpp's greedy loop for one row, on a GGUF file of the export, without a vocabulary.
+
+    Weights: F32, BF16, Q8_0 or Q4_0.
+    """
+    import gguf
+    import llama_cpp
+    from safetensors.torch import load_file
+
+    types = {"fp32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+    stored = getattr(gguf.GGMLQuantizationType, types[kind])
+    path = f"{folder}/{kind}.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(shape.num_layers)
+    writer.add_context_length(shape.length)
+    writer.add_embedding_length(shape.dim)
+    writer.add_feed_forward_length(shape.hidden_dim)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_kv_heads)
+    spec = llama_spec(shape)
+    writer.add_layer_norm_rms_eps(spec.norm.eps)  # type: ignore[union-attr]
+    writer.add_rope_freq_base(spec.position.theta)  # type: ignore[union-attr]
+    writer.add_vocab_size(shape.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, shape.num_layers)
+    for name, weight in load_file(f"{folder}/model.safetensors").items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # llama.cpp rotates neighbours
+            pairs = weight.unflatten(0, (-1, 2, shape.head_dim // 2))  # [heads, 2, pairs, dim]
+            weight = pairs.transpose(1, 2).flatten(0, 2)
+        data, kept = weight.float().numpy(), stored if weight.ndim > 1 else None
+        to = names.get_name(name, try_suffixes=(".weight",))
+        if kept is None:
+            writer.add_tensor(to, data)
+        else:
+            writer.add_tensor(to, gguf.quants.quantize(data, kept), raw_dtype=kept)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model = llama_cpp.Llama(
+        path,
+        n_ctx=args.prompt + args.tokens,
+        n_threads=args.threads,
+        n_threads_batch=args.threads,
+        verbose=False,
+    )
+
+    def write(prompt: Tensor, number: int) -> Tensor:
+        model.reset()
+        tokens = model.generate(prompt[0].tolist(), temp=0.0, reset=False)
+        return torch.tensor([[next(tokens) for _ in range(number)]])
+
+    return write
+
+
 def read_rate() -> float:
     """Return bytes per second at which a sum reads 256 MiB."""
     large = torch.ones(2**26)
@@ -116,17 +182,18 @@ def compare(shape: Shape, rows: int, kind: str, args: argparse.Namespace) -> lis
     dtype = DTYPES["bf16" if kind.startswith("int") else kind]
     model = build(llama_spec(shape), seed=0).eval().to(dtype)
     contenders: dict[str, Write] = {}
-    if kind.startswith("int"):
-        contenders["archwright, bf16"] = ours(build(llama_spec(shape), seed=0).eval().to(dtype))
-        contenders["archwright"] = ours(quantise(model, kind))
-    else:
-        from archwright.hf.saving import save
-
-        with tempfile.TemporaryDirectory() as folder:
-            save(model, folder)
-            contenders |= transformers_modes(folder, dtype)
-        contenders["litgpt"] = litgpt_mode(shape, dtype)
-        contenders["archwright"] = ours(model)
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, folder)
+        if rows == 1 and find_spec("llama_cpp"):
+            contenders["llama.cpp"] = llama_cpp_mode(folder, shape, kind, args)
+        if kind.startswith("int"):
+            plain = build(llama_spec(shape), seed=0).eval().to(dtype)
+            contenders["archwright, bf16"] = ours(plain)
+            contenders["archwright"] = ours(quantise(model, kind))
+        else:
+            contenders |= transformers_modes(folder, dtype, args.compiled)
+            contenders["litgpt"] = litgpt_mode(shape, dtype)
+            contenders["archwright"] = ours(model)
     prompt = torch.randint(1, shape.vocab_size, (1, args.prompt)).expand(rows, -1).contiguous()
     texts = {name: write(prompt, 8) for name, write in contenders.items()}
 
@@ -164,6 +231,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compiled", action="store_true", help="also transformers' compiled mode")
     parser.add_argument("--out", type=Path, default=timing.RESULTS)
     args = parser.parse_args()
     timing.prepare(args.threads)

@@ -17,7 +17,7 @@ from archwright.cpu import prepare_process
 from archwright.machine.rules import FLOAT32, cpu_name, decision, processor
 
 CORES = psutil.cpu_count(logical=False) or 1
-PACKAGES = ("torch", "transformers", "litgpt", "x-transformers")
+PACKAGES = ("torch", "transformers", "litgpt", "x-transformers", "llama-cpp-python")
 RESULTS = Path(__file__).parent / "results"
 
 
