@@ -42,7 +42,8 @@ def multiplier(
     Args:
         shares: Shares of the full horizon, the shortest first, without the full one.
         lengths: Tokens or steps of a run at each horizon, the whole one last.
-        baseline, variant: By seed, losses from the shortest horizon on.
+        baseline: By seed, losses from the shortest horizon on.
+        variant: The same of the variant.
         flops: Ratio of compute per token, baseline to variant.
     """
     seeds = [seed for seed in effect.seeds if seed in variant and seed in baseline]
