@@ -1,5 +1,6 @@
 """One further token of plain decoders: the arithmetic of the model without what serves other architectures."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from archwright.parts.context import Context
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.feedforward import Gated, Plain
 from archwright.parts.kernels import KERNELS
-from archwright.parts.linear import Linear
+from archwright.parts.linear import Linear, linear, multiplies
 from archwright.parts.masks import Causal, Window, max_length
 from archwright.parts.mixers.attention import SoftmaxAttention
 from archwright.parts.norms import NoNorm, RMSNorm
@@ -23,6 +24,9 @@ from archwright.parts.residuals import OutputNorm, PreNorm, SandwichNorm
 from archwright.parts.states import KVCache
 
 Map = Callable[[Tensor], Tensor]
+
+PACKED = 2**31
+"""Maximum bytes of weights that are copied into the layout of a CPU's library; larger models keep theirs."""
 
 
 class Engine:
@@ -33,8 +37,11 @@ class Engine:
     """
 
     def __init__(self, model: Decoder) -> None:
-        self.model = model
-        self._layers = [_Layer(layer) for layer in model.stack]
+        self.model, packs = model, _packs(model)
+        self._layers = [_Layer(layer, packs) for layer in model.stack]
+        self._head = copy.copy(model.head)
+        if packs:
+            self._head.product = _packed(model.head)
         self._embedding_norm, self._norm = _norm(model.embedding_norm), _norm(model.norm)
 
     @staticmethod
@@ -56,14 +63,14 @@ class Engine:
         x = self._embedding_norm(x)
         for i, layer in enumerate(self._layers):
             x = layer(x, context, cache.states(i)[layer.mixer])
-        logits: Tensor = self.model.head(self._norm(x))
+        logits: Tensor = self._head(self._norm(x))
         return logits
 
 
 class _Layer:
     """A layer as a list of functions."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, packs: bool) -> None:
         (self.mixer,) = layer.mixers()
         residual = layer.residual
         inner, outer = dict(residual.norms.items()), dict[str, nn.Module]()
@@ -74,8 +81,8 @@ class _Layer:
         self._steps = [
             (
                 _norm(inner.get(name)),
-                _Attention(layer.branch(name)) if name == self.mixer else None,
-                _feedforward(layer.branch(name)) if name != self.mixer else None,
+                _Attention(layer.branch(name), packs) if name == self.mixer else None,
+                _feedforward(layer.branch(name), packs) if name != self.mixer else None,
                 _norm(outer.get(name)),
                 residual.multiplier[name],
             )
@@ -98,10 +105,10 @@ class _Layer:
 class _Attention:
     """Softmax attention of one query for each sequence."""
 
-    def __init__(self, mixer: Any) -> None:
+    def __init__(self, mixer: Any, packs: bool) -> None:
         self.heads, self.kv, self.width = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
-        self.maps = [_map(m) for m in (mixer.query, mixer.key, mixer.value)]
-        self.out, self.scale, self.rotary = _map(mixer.out), mixer.scale, mixer.rotary
+        self.maps = _maps(packs, mixer.query, mixer.key, mixer.value)
+        self.out, self.scale, self.rotary = _map(packs, mixer.out), mixer.scale, mixer.rotary
         has_norm = type(mixer.query_norm) is not NoNorm
         self.norms = (_norm(mixer.query_norm), _norm(mixer.key_norm)) if has_norm else None
         self.norm_flat = mixer.spec.qk_norm_over == "projection"
@@ -111,7 +118,7 @@ class _Attention:
         self.rolls = halves and self.rotary.value.num_rotary == self.width
 
     def __call__(self, x: Tensor, context: Context, state: KVCache) -> Tensor:
-        q, k, v = (m(x) for m in self.maps)
+        q, k, v = self.maps(x)
         rows = x.shape[0]
         if self.norms is not None and self.norm_flat:
             q, k = self.norms[0](q), self.norms[1](k)
@@ -148,14 +155,55 @@ class _Attention:
         return turned
 
 
-def _feedforward(branch: Any) -> Map:
-    maps, down, activation = [_map(m) for m in branch.inputs], _map(branch.down), branch.activation
-    return lambda x: down(activation(*(m(x) for m in maps)))
+def _feedforward(branch: Any, packs: bool) -> Map:
+    maps, down, activation = (
+        _maps(packs, *branch.inputs),
+        _map(packs, branch.down),
+        branch.activation,
+    )
+    return lambda x: down(activation(*maps(x)))
 
 
-def _map(m: Linear) -> Map:
+def _maps(packs: bool, *maps: Linear) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Return several maps of x as a function; one product if their weights are packed."""
+    if not packs:
+        each = [(m.product, m.weight, m.bias) for m in maps]
+        return lambda x: [product(x, weight, bias) for product, weight, bias in each]
+    product, sizes = _packed(*maps), [len(m.weight) for m in maps]
+    return lambda x: product(x).split(sizes, -1)
+
+
+def _map(packs: bool, m: Linear) -> Map:
+    if packs:
+        return _packed(m)
     product, weight, bias = m.product, m.weight, m.bias
     return lambda x: product(x, weight, bias)
+
+
+def _packs(model: Decoder) -> bool:
+    """True if the products of a CPU are faster with copies of the weights, for which there is room."""
+    parameters, maps = [*model.parameters()], [m for m in model.modules() if isinstance(m, Linear)]
+    dtypes = {p.dtype for p in parameters}
+    return (
+        all(p.device.type == "cpu" for p in parameters)
+        and sum(p.nbytes for p in parameters) <= PACKED
+        and all(m.product is linear for m in maps)
+        and torch.backends.mkldnn.is_available()
+        and (
+            dtypes == {torch.float32} or (dtypes == {torch.bfloat16} and multiplies(torch.bfloat16))
+        )
+    )
+
+
+def _packed(*maps: Linear) -> Callable[..., Tensor]:
+    """Return x W^T + b with the rows of all maps, and a copy of W in the layout of oneDNN."""
+    weight, bias = torch.cat([m.weight for m in maps]).detach(), None
+    if any(m.bias is not None for m in maps):
+        each = [weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in maps]
+        bias = torch.cat(each).detach()
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    product = torch.ops.mkldnn._linear_pointwise
+    return lambda x, *_: product(x, packed, bias, "none", [], "")
 
 
 def _norm(norm: nn.Module | None) -> Map:
