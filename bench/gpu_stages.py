@@ -32,12 +32,13 @@ from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.model.model import Decoder
 from archwright.optim import build_optimizers
+from archwright.parts.embeddings import Head
 from archwright.parts.kernels import ScoreMods, kernel_of
-from archwright.parts.linear import Linear
 from archwright.parts.masks import AttentionMask, pattern_of
 from archwright.parts.token_layout import TokenLayout
 from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes, total_memory
+from archwright.spec import embeddings as spec_of
 from archwright.spec.machine import MachineSpec
 from archwright.spec.masks import Causal, Mask, Window
 from archwright.spec.model_spec import ModelSpec
@@ -281,7 +282,7 @@ def loss(at: Stage) -> None:
 
 def _loss(at: Stage, key: str, shape: tuple[int, ...], size: int) -> None:
     vocab, dim, rows = shape
-    head = Linear(dim, vocab).to(at.device)
+    head = Head(spec_of.Head(), dim, vocab).to(at.device)
     hidden = torch.randn(rows, dim, device=at.device, requires_grad=True)
     targets = torch.randint(vocab, (rows,), device=at.device)
     losses.CUDA_LINEAR_CHUNK, losses.CUDA_ROWS = 2**size, 1
