@@ -166,6 +166,8 @@ def _connect(
     """Add collectives to the input and output of a branch."""
     if not cut and tokens is None:
         return
+    for m in branch.inputs:
+        m.can_join = False  # joined maps of several branches would read before `enter`
 
     # Routers and recurrences read their input in float32; for maps autocast would round it after the gather.
     narrows = isinstance(branch, AttentionMixer | Plain | Gated)
