@@ -119,9 +119,8 @@ class Reader:
         self._text = torch.cat((self._text, tokens), 1) if any(before) else tokens
         if not endless and (cache is None or max(self._lengths) > self.context):
             # The end of a prompt that is too long, and of a longer text its last half.
-            most = (
-                max(1, self.context // 2) if cache is not None and cache.num_read else self.context
-            )
+            is_prompt = cache is None or not cache.num_read
+            most = self.context if is_prompt else max(1, self.context // 2)
             self._lengths = [n if n <= self.context else most for n in self._lengths]
         elif not any(
             0 < old <= switch < new

@@ -18,7 +18,11 @@ opt-1.3b"""
 
 def tiny(name: str) -> Decoder:
     spec = load(name).tiny().override("vocab_size=128", "context_length=64")
-    return build(spec, seed=0).eval()
+    model, dice = build(spec, seed=0).eval(), torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # biases begin as zeros
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=dice)
+    return model
 
 
 def both(
