@@ -72,8 +72,10 @@ bench-full: $(PEERS)/.installed  ## the same for longer, and all other benches (
 	$(PEERS)/bin/python bench/optimizers.py
 	$(PEERS)/bin/python bench/generate.py
 
-bench-decode: $(PEERS)/.installed  ## time greedy decoding beside transformers, litgpt and llama.cpp (half an hour)
-	$(PEERS)/bin/python bench/decode.py
+bench-decode: $(PEERS)/.installed  ## time greedy decoding beside transformers, litgpt and llama.cpp (over an hour)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-python gguf \
+		|| echo "llama.cpp takes no part: its package does not build here"
+	$(PEERS)/bin/python bench/decode.py --compiled --blocks 5
 
 docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m docs._make.hf_defaults
