@@ -148,7 +148,7 @@ def _parser() -> Parser:
         "--dtype",
         default="float32",
         metavar="NAME",
-        help="of the weights: float32 (default), bfloat16 or float16",
+        help="of the weights: float32 (default), bfloat16 or float16; also fp32, bf16, fp16",
     )
     parser.add_argument(
         "--weights",

@@ -207,7 +207,7 @@ def _parser() -> Parser:
     group.add_argument(
         "--dtype",
         metavar="NAME",
-        help="of the weights: float32, bfloat16 or float16 (default: float32)",
+        help="of the weights: float32 (default), bfloat16 or float16; also fp32, bf16, fp16",
     )
     group.add_argument(
         "--weights",

@@ -32,15 +32,16 @@ PACKED = 2**31
 class Engine:
     """Reads one token of each sequence into a filled cache of the model.
 
-    It calls the same operations as the model in the same order, on rows without an axis of time. Each layer is
-    x = x + norm_out(f(norm_in(x))) for softmax attention and a dense feed-forward; see `accepts`.
+    It calls the operations of the model on rows without an axis of time. Each layer is
+    x = x + norm_out(f(norm_in(x))) for softmax attention and a dense feed-forward; see `accepts`. On a CPU, products
+    use packed copies of the weights, made at the first token; later changes of the weights are not seen.
     """
 
     def __init__(self, model: Decoder) -> None:
         self.model, self._layers = model, list[_Layer]()
 
     def _build(self) -> None:
-        """Copy weights where that is faster; later changes of the model's weights are not seen."""
+        """Prepare the layers, with packed copies of the weights where these are faster."""
         model, packs = self.model, _packs(self.model)
         self._layers = [_Layer(layer, packs) for layer in model.stack]
         self._head = copy.copy(model.head)

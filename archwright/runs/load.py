@@ -75,8 +75,9 @@ Run = OpenRun | str | Path
 """An open run, or the path of its folder."""
 
 
-DTYPES = ("float32", "bfloat16", "float16")
-"""Dtypes of weights."""
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Short names, as of `machine.precision`, -> dtypes of weights."""
+DTYPES = tuple(PRECISIONS.values())
 
 
 def open_run(path: Run, *, device: str | None = None, dtype: str | None = None) -> OpenRun:
@@ -133,13 +134,14 @@ def usable_device(name: str) -> torch.device:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return a dtype of weights by name.
+    """Return a dtype of weights by its name or short name.
 
     Raises:
         UserError: The name is none of `DTYPES`.
     """
     import torch
 
+    name = PRECISIONS.get(name, name)
     if name not in DTYPES:
         raise UserError(
             f'dtype: found "{name}"; expected {", ".join(DTYPES[:-1])} or {DTYPES[-1]}.{nearest(name, DTYPES)}'

@@ -19,7 +19,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
 
 
 def test_the_dtype_is_that_of_the_weights(run: OpenRun) -> None:
-    half = aw.open_run(run.folder.path, device="auto", dtype="bfloat16")
+    half = aw.open_run(run.folder.path, device="auto", dtype="bf16")
     assert {p.dtype for p in half.model.parameters()} == {torch.bfloat16}
     buffers = {n: b.dtype for n, b in run.model.named_buffers()}
     assert {n: b.dtype for n, b in half.model.named_buffers()} == buffers
