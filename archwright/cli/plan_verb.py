@@ -32,7 +32,7 @@ times are estimated; times use the given MFU, the share of peak compute (--mfu).
 bounds by the roofline model: bytes over memory bandwidth and FLOPs over peak compute.
 
 Memory and traffic are those of archwright train with machine.precision=bf16: weights, gradients and moments
-in 32 bits, activations and gathered weights in 16 (scale.param_dtype). A plan fills 90 % of a device's memory.
+in 32 bits, activations and gathered weights in 16 (scale.param_dtype). A plan fills 90 % of the memory.
 DDP replicates the model on each device, FSDP shards it, and HSDP shards it within groups of devices. In
 addition, experts splits the experts of mixtures, tensor the matrices of layers, pipeline the layers, and
 context the tokens of a sequence. A step lasts at least as long as its compute, or as the links inside or

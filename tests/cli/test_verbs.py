@@ -594,7 +594,7 @@ def test_what_a_console_cannot_show_is_replaced(place: Path) -> None:
     words = tiny_words("text.txt", "budget=1steps", "evaluate.final_max_tokens=50")
     assert main([*words, "--quiet"]) == 0
     env = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = archwright("generate", "runs/modern", "--prompt", "é", cwd=place, env=env)
+    done = archwright("generate", "runs/modern", "--prompt", "é", "--quiet", cwd=place, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("?")
 
