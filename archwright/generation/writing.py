@@ -329,10 +329,10 @@ def _results(run: OpenRun, tasks: Sequence[_Task], batch_size: int) -> Iterator[
         if task.source is not None:
             return (
                 task.search,
-                task.max_new_tokens if task.search.num_beams > 1 else 0,
+                task.max_new_tokens if task.search.num_beams != 1 else 0,
                 *task.start.tolist(),
             )
-        if task.search.num_beams > 1 or task.lookup or not pads:
+        if task.search.num_beams != 1 or task.lookup or not pads:
             return id(task)
         return "prompts"
 
@@ -352,7 +352,7 @@ def _written(run: OpenRun, tasks: Sequence[_Task]) -> list[Generated]:
         return [alone.result]
     clock = _Clock()
     texts = [_Text(run.tokenizer, task) for task in tasks for _ in range(task.num_samples)]
-    if tasks[0].search.num_beams > 1:
+    if tasks[0].search.num_beams != 1:
         clock.tick()
         for text, tokens in zip(texts, _searched(run, tasks), strict=True):
             clock.tick()
@@ -369,7 +369,7 @@ def _written(run: OpenRun, tasks: Sequence[_Task]) -> list[Generated]:
 
 def _tokens(run: OpenRun, task: _Task) -> Iterator[int]:
     """Return the tokens of a single task, without an end-of-text token."""
-    if task.search.num_beams > 1:
+    if task.search.num_beams != 1:
         return iter(_searched(run, [task])[0])
     common: dict[str, Any] = {
         "max_new_tokens": task.max_new_tokens,

@@ -71,7 +71,9 @@ def test_a_norm_from_outside(
     assert "finished already" in err
 
     # In a process that never heard of it before:
-    written = archwright("generate", "runs/modern", *PARTS, "--max-new-tokens", "3", cwd=place)
+    written = archwright(
+        "generate", "runs/modern", *PARTS, "--max-new-tokens", "3", "--quiet", cwd=place
+    )
     assert (written.returncode, written.stderr) == (0, "")
 
 
@@ -86,7 +88,9 @@ def test_a_changed_file(words: list[str], capsys: pytest.CaptureFixture[str]) ->
         assert code == 2
         (line,) = err.splitlines()
         assert "--parts centered_norm.py: not the file that runs/modern was made with" in line
-    code, _, err = typed(capsys, "generate", "runs/modern", *PARTS, "--max-new-tokens", "3")
+    code, _, err = typed(
+        capsys, "generate", "runs/modern", *PARTS, "--max-new-tokens", "3", "--quiet"
+    )
     assert code == 0
     assert err == (
         "archwright: warning: centered_norm.py has changed since runs/modern was made with it\n"

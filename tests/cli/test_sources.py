@@ -58,7 +58,7 @@ NO_ENCODER = "found one; the model has no encoder: give a prompt instead"
 NO_SOURCE = "found none; expected a text for the model's encoder"
 WRONG = {
     "generate decoder --source abc": f"--source: {NO_ENCODER}",
-    "generate decoder --source-file text.txt": f"--source-file: {NO_ENCODER}",
+    "generate decoder --source-file text.txt": f"--source-file: source: {NO_ENCODER}",
     "generate pairs --prompt abc": f"--source: {NO_SOURCE}",
     "generate masked --prompt the": "model: found a mask with which tokens see later ones (Full), as in an encoder; "
     "expected a decoder or an encoder-decoder",
